@@ -1,0 +1,68 @@
+"""The reference library for capsule networks, built around MSPCaps."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mspcaps.data import load_dataset
+    from mspcaps.evaluation import evaluate, predict
+    from mspcaps.models import list_models
+    from mspcaps.models.pretrained import load_model
+    from mspcaps.training import train
+
+__all__ = ["create_model", "evaluate", "list_models", "load_dataset", "load_model", "predict", "train"]
+__version__ = "0.1.0"
+
+# Loaded at first use: `import mspcaps` itself does not even import torch.
+_HOMES = {
+    "evaluate": "mspcaps.evaluation",
+    "list_models": "mspcaps.models",
+    "load_dataset": "mspcaps.data",
+    "load_model": "mspcaps.models.pretrained",
+    "predict": "mspcaps.evaluation",
+    "train": "mspcaps.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def create_model(
+    name: str,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    pretrained: str | Path | None = None,
+) -> "nn.Module":
+    """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` one from its weights.
+
+    A weights file knows its own sizes; whatever is named here besides must agree with it.
+    """
+    task = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    task = {key: value for key, value in task.items() if value is not None}
+    if pretrained is None:
+        from mspcaps.models import create_model
+
+        return create_model(name, **task)  # type: ignore[arg-type]
+    from mspcaps.errors import MspcapsError
+    from mspcaps.models.pretrained import load_model
+
+    model = load_model(pretrained)
+    if isinstance(img_size, int):
+        task["img_size"] = (img_size, img_size)
+    for key, value in {"name": name, **task}.items():
+        held = model.config[key]  # type: ignore[index]
+        if (tuple(held) if key == "img_size" else held) != value:
+            raise MspcapsError(f"{pretrained} holds a model whose {key} is {held}, not {value}")
+    return model

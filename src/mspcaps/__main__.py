@@ -1,0 +1,7 @@
+"""`python -m mspcaps` is the command line."""
+
+import sys
+
+from mspcaps.cli import main
+
+sys.exit(main())

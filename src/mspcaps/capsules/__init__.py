@@ -1,0 +1,8 @@
+"""The maths of capsules."""
+
+from mspcaps.capsules.losses import margin_loss
+from mspcaps.capsules.patchify import PatchifyCaps
+from mspcaps.capsules.routing import CrossAgreementRouting, DynamicRouting
+from mspcaps.capsules.squash import length, squash
+
+__all__ = ["CrossAgreementRouting", "DynamicRouting", "PatchifyCaps", "length", "margin_loss", "squash"]

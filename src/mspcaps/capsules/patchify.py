@@ -1,0 +1,28 @@
+"""PatchifyCaps, Algorithm 1 of the paper: one patch, one capsule."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Grid = tuple[int, int]  # rows and columns of capsules
+
+
+class PatchifyCaps(nn.Module):
+    """Feature map [b, c, h, w] -> capsules [b, n, d], row-major on a grid of h // p by w // p patches.
+
+    A remainder at the border is dropped (the paper's "border feature loss" at p = 3).
+    """
+
+    def __init__(self, in_chans: int, caps_dim: int, grid: Grid, patch: int) -> None:
+        super().__init__()
+        self.grid, self.patch = grid, patch
+        self.project = nn.Linear(in_chans, caps_dim)  # the 1x1 convolution, applied to channels-last patches
+        self.position = nn.Parameter(torch.empty(grid[0] * grid[1], caps_dim))
+        self.norm = nn.LayerNorm(caps_dim)
+        nn.init.trunc_normal_(self.position, std=0.02)
+
+    def forward(self, f: Tensor) -> Tensor:
+        u = F.avg_pool2d(f, self.patch)  # [b, c, rows, columns]
+        u = u.permute(0, 2, 3, 1).flatten(1, 2)  # [b, n, c]
+        u = F.linear(u, self.project.weight)  # [b, n, d]
+        return self.norm(u + (self.position + self.project.bias))

@@ -1,0 +1,69 @@
+"""Cross-agreement routing (CAR), Algorithm 2 of the paper.
+
+Letters: b batch, j output capsule, k coarse capsule, m fine capsule within the group of k, d in-dim, e out-dim.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.routing.grouping import group_fine, group_size
+from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.kernels import TRITON
+from mspcaps.kernels.routing import cross_agreement, cross_agreement_pair, supported
+
+
+class CrossAgreementRouting(nn.Module):
+    """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out].
+
+    The weights are the paper's W [n_out, n_in, d_in, d_out], stored with the input capsule first (fine ones in the
+    order of their groups): then the votes of the whole batch are one batched matrix product. With `shared` the fine
+    capsules vote with the weights of the coarse capsule above them.
+    """
+
+    def __init__(self, fine: Grid, d1: int, coarse: Grid, d2: int, n_out: int, d_out: int, shared: bool) -> None:
+        super().__init__()
+        if shared and d1 != d2:
+            raise ValueError(f"shared vote weights need equal capsule dimensions, not {d1} and {d2}")
+        self.fine, self.coarse, self.n_out, self.d_out = fine, coarse, n_out, d_out
+        k, m = coarse[0] * coarse[1], group_size(fine, coarse)
+        self.w2 = nn.Parameter(torch.randn(k, d2, n_out, d_out) / d2**0.5)
+        self.w1 = None if shared else nn.Parameter(torch.randn(k * m, d1, n_out, d_out) / d1**0.5)
+
+    def joint_votes(self, u1: Tensor, u2: Tensor) -> Tensor:
+        """Shared weights -> votes of the fine capsules and of the coarse one above them [k, b, m + 1, j, e]."""
+        u1 = group_fine(u1, self.fine, self.coarse).transpose(0, 1)  # [k, b, m, d]
+        u = torch.cat([u1, u2.transpose(0, 1).unsqueeze(2)], dim=2)  # [k, b, m + 1, d]
+        votes = torch.bmm(u.flatten(1, 2), self.w2.flatten(2))  # [k, b (m + 1), j e]
+        return votes.view(*u.shape[:3], self.n_out, self.d_out)
+
+    def votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
+        """-> fine votes [k, b, m, j, e], coarse votes [k, b, j, e]."""
+        if self.w1 is None:
+            votes = self.joint_votes(u1, u2)
+            return votes[:, :, :-1], votes[:, :, -1]
+        u1 = group_fine(u1, self.fine, self.coarse).permute(1, 2, 0, 3)  # [k, m, b, d]
+        fine = torch.bmm(u1.flatten(0, 1), self.w1.flatten(2))  # [k m, b, j e]
+        fine = fine.view(*u1.shape[:3], self.n_out, self.d_out).transpose(1, 2)
+        coarse = torch.bmm(u2.transpose(0, 1), self.w2.flatten(2))  # [k, b, j e]
+        return fine, coarse.view(*coarse.shape[:2], self.n_out, self.d_out)
+
+    def agreements(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
+        """-> <fine vote, coarse vote> / sqrt(e) [k, b, m, j], coarse votes [k, b, j, e]."""
+        fine, coarse = self.votes(u1, u2)
+        fine, coarse = at_least_fp32(fine), at_least_fp32(coarse)
+        return (fine * coarse.unsqueeze(2)).sum(-1) / self.d_out**0.5, coarse
+
+    def forward(self, u1: Tensor, u2: Tensor) -> Tensor:
+        if self.runs_fused(u2):
+            if self.w1 is None:
+                return cross_agreement(self.joint_votes(u1, u2))
+            return cross_agreement_pair(*self.votes(u1, u2))
+        agreement, coarse = self.agreements(u1, u2)
+        coupling = agreement.amax(2).softmax(0)  # [k, b, j], sums to one over k
+        return squash((coupling.unsqueeze(-1) * coarse).sum(0))  # [b, j, e]
+
+    def runs_fused(self, u2: Tensor) -> bool:
+        """On a GPU everything after the votes is one kernel; what stands above is its definition."""
+        m = group_size(self.fine, self.coarse)
+        return u2.is_cuda and TRITON and supported(u2.shape[1], m, self.n_out, self.d_out, u2.dtype)

@@ -1,0 +1,23 @@
+"""Squash and capsule length: always in fp32 or better, finite with finite gradients at the zero vector."""
+
+import torch
+from torch import Tensor
+
+EPS = 1e-12  # inside the square root: at zero its gradient would be infinite
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Half precision cannot hold the squares of short capsules; float64 stays as it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def squash(s: Tensor) -> Tensor:
+    """|s|^2 / (1 + |s|^2) * s / |s| over the last axis: [..., d] -> [..., d], lengths in [0, 1)."""
+    s = at_least_fp32(s)
+    square = s.square().sum(-1, keepdim=True)  # [..., 1]
+    return s * ((square + EPS).sqrt() / (1 + square))
+
+
+def length(v: Tensor) -> Tensor:
+    """Euclidean length of each capsule: [..., d] -> [...]."""
+    return (at_least_fp32(v).square().sum(-1) + EPS).sqrt()

@@ -1,0 +1,296 @@
+"""One typed function per command. What is heavy is imported inside, so that --help answers at once."""
+
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, size_of, table, training_progress
+from mspcaps.errors import MspcapsError
+
+if TYPE_CHECKING:
+    from mspcaps.training import Recipe, Trainer
+
+Form = Literal["eager", "compiled", "captured"]
+
+
+@dataclass(frozen=True)
+class AugmentChanges:
+    """Of the training images; by default what the recipe says."""
+
+    crop: int | None = None
+    """Pixels of padding before a random crop."""
+    flip: bool | None = None
+    """Mirror images at random."""
+    rotate: float | None = None
+    """Largest angle of a random rotation, in degrees."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Any field of the recipe can be changed; the name of the run then tells. By default what the recipe says."""
+
+    model: str | None = None
+    """Name of a model, as `mspcaps models` shows it."""
+    data: str | None = None
+    """Name of a data set, or the path of a folder of class folders or of an .npz file."""
+    name: str | None = None
+    """What this way of training is called in paths and in the ledger."""
+    epochs: int | None = None
+    """Passes over the training images."""
+    batch_size: int | None = None
+    """Images per step."""
+    lr: float | None = None
+    """Peak learning rate of AdamW."""
+    weight_decay: float | None = None
+    """Decoupled weight decay."""
+    warmup_epochs: int | None = None
+    """Epochs of linear warm-up."""
+    warmup_start: float | None = None
+    """Learning rate of the first epoch, as a share of the peak."""
+    min_lr: float | None = None
+    """Where the cosine ends."""
+    image_size: int | None = None
+    """Side of the square images that the model sees."""
+    augment: AugmentChanges = field(default_factory=AugmentChanges)
+    seed: int | None = None
+    """Decides initial weights, order of images and augmentation."""
+
+
+def quickstart(out: Path = Path("runs/quickstart"), device: str | None = None) -> None:
+    """Train MSPCaps-T on the embedded sample of FashionMNIST, evaluate it and write a page about it. No network needed.
+
+    Args:
+        out: Folder for the page and the weights.
+        device: cpu or cuda; by default the GPU if there is one.
+    """
+    from mspcaps.report.quickstart import quickstart as run
+
+    print("Training MSPCaps-T on the embedded 5,000 images of FashionMNIST.", flush=True)
+    with training_progress() as listener:
+        done = run(out, device, listener)
+    print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images named rightly.\n")
+    print(f"The page:  {done.page}\n\nTry next:")
+    print(f"  mspcaps predict {done.weights} PICTURE.png")
+    print("  mspcaps models")
+    print("  mspcaps train --data FOLDER --model mspcaps_t --image-size 32 --epochs 30   # FOLDER/CLASS/*.png")
+
+
+def models(
+    pattern: Positional[str] = "*",
+    num_classes: int = 10,
+    in_chans: int = 3,
+    img_size: tuple[int, ...] = (32,),
+) -> None:
+    """The models and what they cost: parameters, multiply-adds and memory for training, each per image in fp32.
+
+    Args:
+        pattern: Which models, as a shell pattern such as 'mspcaps_t*'.
+        num_classes: Number of classes.
+        in_chans: Channels of the images.
+        img_size: Side of the images, or height and width.
+    """
+    from mspcaps.models import list_models, summarize
+
+    names = list_models(pattern)
+    if not names:
+        raise MspcapsError(f"no model matches {pattern!r}: `mspcaps models` lists them all")
+    if len(img_size) not in (1, 2):
+        raise MspcapsError(f"--img-size takes one or two numbers, not {len(img_size)}")
+    rows, refusals = [], []
+    for name in names:
+        try:
+            cost = summarize(name, num_classes, in_chans, (img_size[0], img_size[-1]))
+        except MspcapsError as error:
+            refusals.append(f"{name}: {error}")
+            continue
+        weights, memory = size_of(cost.weights_bytes), size_of(cost.memory_bytes_per_image)
+        rows.append((name, f"{cost.params:,}", f"{cost.macs / 1e6:,.1f} M", memory, weights))
+    if not rows:
+        raise MspcapsError(refusals[0])
+    table(("model", "parameters", "multiply-adds", "memory", "weights file"), rows, right=(1, 2, 3, 4))
+    for line in refusals:
+        print(line)
+
+
+def train(
+    recipe: Positional[str | None] = None,
+    changes: Annotated[Changes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008 - frozen
+    list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: str | None = None,
+    form: Form | None = None,
+    out: Path = Path("runs"),
+    results: Path = Path("results"),
+    log_dir: Path | None = None,
+) -> None:
+    """Train by a recipe, from its checkpoint if there is one. Without a recipe, --data and --model say what.
+
+    Args:
+        recipe: A name that --list shows, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
+        list: Show the recipes and do nothing else.
+        device: cpu or cuda; by default the GPU if there is one.
+        form: How steps run; by default the fastest that the device supports.
+        out: Folder for weights and checkpoints.
+        results: Folder of the ledger, which gets one JSON file per finished run.
+        log_dir: Also write loss, learning rate and accuracy for TensorBoard into this folder.
+    """
+    from mspcaps.training import list_recipes
+    from mspcaps.training import train as run
+
+    if list:
+        print("\n".join(list_recipes()))
+        return
+    chosen = choose_recipe(recipe, changes)
+    board = TensorBoard(log_dir) if log_dir else None
+    seen: dict[str, "Trainer"] = {}
+    try:
+        with training_progress() as bar:
+
+            def listener(trainer: "Trainer") -> None:
+                seen["trainer"] = trainer
+                bar(trainer)
+                if board:
+                    board(trainer)
+
+            result = run(chosen, device, form=form, out=out, results=results, listener=listener)
+    except KeyboardInterrupt:
+        print(how_to_resume(seen.get("trainer")), file=sys.stderr)
+        raise
+    if result.entry:  # one process of several speaks
+        accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
+        best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
+        print(f"test accuracy {accuracy['last']:.2f} % after the last epoch, {best}; trained for {clock(seconds)}")
+        print(f"weights: {result.folder / 'last.safetensors'}")
+
+
+def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
+    """The recipe with the changes of the command line."""
+    from mspcaps.data import CATALOG, Augmentation, facts
+    from mspcaps.training import Recipe, load_recipe, override
+
+    given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
+    augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
+    if name is not None:
+        recipe = load_recipe(name)
+    elif "data" in given:
+        recipe = Recipe(name="custom", data=given["data"], model=given.get("model", "mspcaps_t"))
+    else:
+        raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
+    if augment:
+        data = given.get("data", recipe.data)
+        base = recipe.augment or (facts(data).augment if data in CATALOG else Augmentation())
+        given["augment"] = replace(base, **augment)
+    return override(recipe, **given)
+
+
+def how_to_resume(trainer: "Trainer | None") -> str:
+    if trainer is None or not (trainer.folder / "checkpoint.safetensors").is_file():
+        return "stopped before the first checkpoint: nothing is kept"
+    return f"stopped; the same command continues from the checkpoint in {trainer.folder}"
+
+
+def sweep(
+    file: Positional[Path],
+    budget: str | None = None,
+    device: str | None = None,
+    out: Path = Path("runs"),
+    results: Path = Path("results"),
+) -> int:
+    """Train many runs: those of a file that the ledger lacks, in its order, side by side where that pays.
+
+    Args:
+        file: A TOML file with a list of [[runs]], each with a recipe, optional seeds and any field to change.
+        budget: Begin nothing that cannot end in this time: 540s, 9m, 2h.
+        device: cpu or cuda; by default the GPU if there is one.
+        out: Folder for weights and checkpoints.
+        results: Folder of the ledger.
+    """
+    from mspcaps.training import choose_device
+    from mspcaps.training.sweep import load_sweep, run_sweep
+
+    recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
+    report: Listener = Lines(every=30.0, named=True)
+    outcomes = run_sweep(recipes, choose_device(device), seconds, out, results, listener=report)
+    counts = {state: sum(o.state == state for o in outcomes) for state in ("done", "known", "stopped", "left", "failed")}
+    print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    return 1 if counts["failed"] else 0
+
+
+def parse_duration(text: str) -> float:
+    """540s, 9m, 2h or plain seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise MspcapsError(f"a time is written like 540s, 9m or 2h, not {text!r}")
+    return seconds
+
+
+def evaluate(
+    weights: Positional[Path],
+    data: str | None = None,
+    split: Literal["train", "test", "all"] = "test",
+    batch_size: int = 500,
+    device: str | None = None,
+) -> None:
+    """Accuracy, loss and calibration of trained weights, in all and per class.
+
+    Args:
+        weights: A .safetensors file that mspcaps wrote.
+        data: Name of a data set or path of a folder or .npz; by default what the weights were trained on.
+        split: Which images of it.
+        batch_size: Images at a time.
+        device: cpu or cuda; by default the GPU if there is one.
+    """
+    from mspcaps.evaluation import evaluate as run
+    from mspcaps.evaluation import load_for
+    from mspcaps.models.pretrained import load_model
+    from mspcaps.training import choose_device
+
+    model = load_model(weights)
+    images = load_for(model, data, split)
+    found = run(model, images, batch_size, choose_device(device))
+    counts = found.confusion.sum(1).tolist()
+    rows = [
+        (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
+        for name, count, percent in zip(found.classes, counts, found.per_class, strict=True)
+    ]
+    table(("class", "images", "accuracy"), rows, right=(1, 2))
+    print(f"{images.name}, {split}: {found.n:,} images")
+    print(f"accuracy {found.accuracy:.2f} %  loss {found.loss:.4f}  calibration error {found.ece:.2f} %")
+
+
+def predict(
+    weights: Positional[Path],
+    paths: Positional[list[Path]],
+    top: int = 3,
+    device: str | None = None,
+) -> int:
+    """Say what is on pictures: the likeliest classes with their scores.
+
+    Args:
+        weights: A .safetensors file that mspcaps wrote.
+        paths: Picture files, or folders of them.
+        top: How many classes to show.
+        device: cpu or cuda; by default the GPU if there is one.
+    """
+    from mspcaps.evaluation import predict as run
+    from mspcaps.models.pretrained import load_model
+    from mspcaps.training import choose_device
+
+    if not paths:
+        raise MspcapsError("name at least one picture or folder")
+    predictions = run(load_model(weights).to(choose_device(device)), paths, top)
+    for prediction in predictions:
+        if prediction.error is None:
+            print(f"{prediction.path}: " + ", ".join(f"{name} {score:.3f}" for name, score in prediction.top))
+    failed = [prediction.error for prediction in predictions if prediction.error is not None]
+    for error in failed:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,91 @@
+"""`mspcaps data list | get | verify`."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mspcaps.cli.progress import size_of, table
+
+
+def data() -> None:
+    """Fetch, list and verify data sets: data list, data get NAME, data verify [NAME]."""
+    # only here to be listed by --help: `data` has commands of its own
+
+
+def show() -> None:
+    """All data sets that mspcaps knows, and which of them are on this machine."""
+    from mspcaps.data import list_datasets
+
+    rows = []
+    for status in list_datasets():
+        facts = status.facts
+        height, width = facts.native_size
+        rows.append(
+            (
+                facts.name,
+                f"{len(facts.classes)}",
+                f"{facts.channels} x {height} x {width}",
+                f"{facts.train:,} + {facts.test:,}",
+                size_of(status.bytes) if status.ready else f"`mspcaps data get {facts.name}`",
+            )
+        )
+    table(("name", "classes", "image", "train + test", "on this machine"), rows, right=(1, 2, 3))
+
+
+def get(
+    name: tyro.conf.Positional[str],
+    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH")] = None,
+) -> None:
+    """Fetch a data set, verify it and keep it in the cache.
+
+    Args:
+        name: As `mspcaps data list` shows it.
+        source: Take it from files that are already there (raw files, packed parts or an .npz) instead of the network.
+    """
+    from mspcaps.data import get as fetch
+    from mspcaps.data import import_files
+
+    if source is not None:
+        import_files(name, source, print)
+        return
+    with transfer() as (report, progress):
+        fetch(name, report, progress)
+
+
+def verify(name: tyro.conf.Positional[str | None] = None) -> None:
+    """Recompute the checksums of a cached data set, or of all of them.
+
+    Args:
+        name: As `mspcaps data list` shows it; all that are on this machine by default.
+    """
+    from mspcaps.data import list_datasets
+    from mspcaps.data import verify as check
+
+    names = [status.facts.name for status in list_datasets() if status.ready] if name is None else [name]
+    for one in names:
+        print(f"{one}: sha256 verified. {check(one)}")
+
+
+@contextlib.contextmanager
+def transfer() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int | None], None]]]:
+    """(report, progress) for `data.get`: a bar with rate and time left on a terminal, else the sentences only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield lambda line: print(line, flush=True), lambda what, done, total: None
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, object] = {}
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield lambda line: console.print(line, markup=False), progress

@@ -1,0 +1,172 @@
+"""What long work shows: a bar with rate and time left on a terminal, now and then a plain line elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mspcaps.errors import MspcapsError
+
+if TYPE_CHECKING:
+    from mspcaps.training import Trainer
+
+LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds; reading the loss makes a GPU wait, so it is not read more often
+
+
+class Listener(Protocol):
+    def __call__(self, trainer: "Trainer") -> None: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where a run stands."""
+
+    epoch: int  # the current one: 1, 2, ...
+    epochs: int
+    steps: int  # taken, of all epochs
+    of_steps: int
+    rate: float  # images per second, of this sitting
+    left: float  # seconds
+    loss: float
+    accuracy: float | None  # percent, after the last whole epoch
+
+    def __str__(self) -> str:
+        accuracy = "" if self.accuracy is None else f"  test accuracy {self.accuracy:.2f} %"
+        return (
+            f"epoch {self.epoch}/{self.epochs}  {100 * self.steps / self.of_steps:3.0f} %  {self.rate:,.0f} images/s  "
+            f"{clock(self.left)} left  loss {self.loss:.4f}{accuracy}"
+        )
+
+
+class Meter:
+    """Turns the state of a trainer into a reading; begins to count at the first one, so a resumed run is measured right."""
+
+    def __init__(self) -> None:
+        self.began: tuple[float, int] | None = None
+
+    def read(self, trainer: "Trainer") -> Reading:
+        steps = trainer.epoch * trainer.plan.steps + trainer.steps_done
+        now = time.monotonic()
+        if self.began is None:
+            self.began = now, steps
+        per_second = (steps - self.began[1]) / max(now - self.began[0], 1e-9)
+        total = trainer.recipe.epochs * trainer.plan.steps
+        between = trainer.steps_done == 0 and bool(trainer.history)
+        loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
+        return Reading(
+            epoch=max(1, trainer.epoch + (not between)),
+            epochs=trainer.recipe.epochs,
+            steps=steps,
+            of_steps=total,
+            rate=per_second * trainer.plan.batch_size,
+            left=(total - steps) / per_second if per_second else 0.0,
+            loss=loss,
+            accuracy=trainer.history[-1].accuracy if trainer.history else None,
+        )
+
+
+class Lines:
+    """A plain line at most every few seconds, and one at the end. Serves several runs at once: each has its own meter."""
+
+    def __init__(self, every: float = LINE_EVERY, named: bool = False) -> None:
+        self.every, self.named = every, named
+        self.meters: dict[Path, tuple[Meter, float]] = {}
+
+    def __call__(self, trainer: "Trainer") -> None:
+        now = time.monotonic()
+        if trainer.folder not in self.meters:
+            self.meters[trainer.folder] = Meter(), now
+            self.meters[trainer.folder][0].read(trainer)
+            return
+        meter, last = self.meters[trainer.folder]
+        ended = trainer.epoch == trainer.recipe.epochs
+        if ended or now - last >= self.every:
+            self.meters[trainer.folder] = meter, now
+            name = f"{trainer.recipe.dataset}/{trainer.recipe.model}/{trainer.recipe.run_name}  " if self.named else ""
+            print(f"{name}{meter.read(trainer)}", flush=True)
+
+
+@contextlib.contextmanager
+def training_progress() -> Iterator[Listener]:
+    """A listener for the trainer, fit for where stdout leads."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        yield Lines()
+        return
+    columns = [TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=None), TaskProgressColumn()]
+    with Progress(*columns, TextColumn("{task.fields[facts]}"), console=console, expand=True) as bar:
+        task, meter, shown = bar.add_task("", total=None, epoch="1", facts=""), Meter(), 0.0
+
+        def listener(trainer: "Trainer") -> None:
+            nonlocal shown
+            if time.monotonic() - shown < BAR_EVERY and trainer.steps_done:
+                return
+            shown = time.monotonic()
+            now = meter.read(trainer)
+            accuracy = "" if now.accuracy is None else f" · test {now.accuracy:.1f} %"
+            facts = f"{now.rate:,.0f} images/s · {clock(now.left)} left · loss {now.loss:.3f}{accuracy}"
+            bar.update(task, completed=now.steps, total=now.of_steps, epoch=f"{now.epoch}/{now.epochs}", facts=facts)
+
+        yield listener
+
+
+class TensorBoard:
+    """Writes loss, learning rate and test accuracy after every epoch, in a folder per run."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MspcapsError("--log-dir needs TensorBoard: install mspcaps with its extra, mspcaps[log]") from error
+        self.make, self.folder = SummaryWriter, folder
+        self.writer: Any = None
+        self.written = 0
+
+    def __call__(self, trainer: "Trainer") -> None:
+        if self.writer is None:
+            self.writer = self.make(str(self.folder / trainer.recipe.dataset / trainer.recipe.model / trainer.recipe.run_name))
+        for row in trainer.history[self.written :]:
+            for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
+                self.writer.add_scalar(name, value, row.epoch)
+            self.written += 1
+        if trainer.epoch == trainer.recipe.epochs:
+            self.writer.close()
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1:15, 3675 -> 1:01:15"""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def size_of(count: int) -> str:
+    """Bytes for people."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB"):
+        if value >= 1000:
+            value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """A table on stdout; the columns whose numbers are in `right` are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)  # a file has no edge to wrap at
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(head):
+        shown.add_column(name, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    console.print(shown)

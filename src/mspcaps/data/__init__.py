@@ -1,0 +1,133 @@
+"""Data sets: the catalog, fetching and caching, folders of pictures, and images that live on the device.
+
+`load_dataset("cifar10", "train")` or `load_dataset("path/to/folder", "train", image_size=64)` gives an `ImageSet`.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mspcaps.data.cache import Status, cache_path, cache_root, is_cached, list_datasets, provenance, read_cached, verify
+from mspcaps.data.catalog import CATALOG, Augmentation, Facts, facts
+from mspcaps.data.folder import FolderImages, Progress, open_folder, split_by_hash
+from mspcaps.data.formats import check_labels, read_npz, read_packed, to_nchw
+from mspcaps.data.imageset import ImageSet
+from mspcaps.data.sources import get, import_files
+from mspcaps.errors import MspcapsError
+
+__all__ = [
+    "CATALOG",
+    "Augmentation",
+    "Facts",
+    "FolderImages",
+    "ImageSet",
+    "Status",
+    "cache_path",
+    "cache_root",
+    "facts",
+    "get",
+    "import_files",
+    "is_cached",
+    "list_datasets",
+    "load_dataset",
+    "open_folder",
+    "provenance",
+    "verify",
+]
+
+SPLITS = ("train", "test", "all")
+
+
+def load_dataset(
+    name_or_path: str | Path,
+    split: str = "train",
+    image_size: int | tuple[int, int] | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> ImageSet:
+    """A whole split in memory: images uint8 [N, C, H, W], labels int64 [N].
+
+    A name of the catalog is read from the cache and comes in the size of its recipe (32x32) unless `image_size` says
+    otherwise. A path is a folder of class folders, an .npz or a folder of packed parts; it keeps its own size unless
+    `image_size` is given. `split` is train, test or all. Write ./mnist, or pass a Path, for a folder that is called
+    like a set of the catalog. `progress` hears of every picture read from a folder.
+    """
+    if split not in SPLITS:
+        raise MspcapsError(f'there is no split "{split}"; the splits are {", ".join(SPLITS)}')
+    size = _as_size(image_size)
+    if isinstance(name_or_path, str) and name_or_path in CATALOG:
+        entry = facts(name_or_path)
+        data = _from_arrays(_cached(entry.name, split), split, entry.classes, entry.name)
+        return data.resized(size or entry.image_size)
+    path = Path(name_or_path).expanduser()
+    if not path.exists():
+        if isinstance(name_or_path, str) and not path.suffix and os.sep not in name_or_path:
+            facts(name_or_path)  # raises with the nearest name
+        raise MspcapsError(f"{path} does not exist")
+    if path.is_file():
+        if path.suffix.lower() != ".npz":
+            raise MspcapsError(f"{path} is neither a folder nor an .npz file")
+        data = _from_npz(path, split)
+    elif (path / "manifest.json").is_file():
+        data = _from_arrays(read_packed(path), split, None, path.name)
+    else:
+        return open_folder(path, split, size).resident(progress)
+    return data.resized(size) if size else data
+
+
+def _cached(name: str, split: str) -> dict[str, np.ndarray]:
+    arrays = {}
+    for part in ("train", "test") if split == "all" else (split,):
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = read_cached(name, part)
+    return arrays
+
+
+def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:
+    """x_*, y_* -> one split. Without class names the labels of all splits together number the classes."""
+    parts = [part for part in ("train", "test") if split in (part, "all") and f"x_{part}" in arrays]
+    if not parts or any(f"y_{part}" not in arrays for part in parts):
+        raise MspcapsError(
+            f"{name} needs the arrays x_{split} and y_{split}; it holds {', '.join(sorted(arrays)) or 'none'}"
+        )
+    images = [to_nchw(arrays[f"x_{part}"], f"{name} x_{part}") for part in parts]
+    labels = [
+        check_labels(arrays[f"y_{part}"], len(x), f"{name} y_{part}") for part, x in zip(parts, images, strict=True)
+    ]
+    if len({x.shape[1:] for x in images}) > 1:
+        raise MspcapsError(f"{name}: x_train and x_test have different shapes {images[0].shape} and {images[1].shape}")
+    if classes is None:
+        every = [y for key, y in arrays.items() if key in ("y_train", "y_test") and y.size]
+        classes = tuple(str(label) for label in range(1 + max((int(y.max()) for y in every), default=0)))
+    x, y = (stack[0] if len(stack) == 1 else np.concatenate(stack) for stack in (images, labels))
+    return ImageSet(torch.from_numpy(x), torch.from_numpy(y), classes, name)
+
+
+def _from_npz(path: Path, split: str) -> ImageSet:
+    """x_train, y_train, x_test, y_test; or images, labels (a fifth of each class is held out); optionally classes."""
+    arrays = read_npz(path)
+    names = arrays.get("classes")
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise MspcapsError(f"{path}: classes must be a list of names")
+    classes = None if names is None else tuple(str(name) for name in names)
+    if "images" not in arrays or "labels" not in arrays:
+        return _from_arrays(arrays, split, classes, path.stem)
+    labels = check_labels(arrays["labels"], len(arrays["images"]), f"{path} labels")
+    whole = _from_arrays({"x_train": arrays["images"], "y_train": labels}, "train", classes, path.stem)
+    if split == "all":
+        return whole
+    chosen: list[int] = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        kept, held_out = split_by_hash([str(i) for i in members])
+        chosen += members[kept if split == "train" else held_out].tolist()
+    return whole.subset(torch.tensor(sorted(chosen), dtype=torch.int64))
+
+
+def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(size) != 2 or min(size) < 1:
+        raise MspcapsError(f"the image size must be one or two positive numbers of pixels, not {image_size}")
+    return size[0], size[1]

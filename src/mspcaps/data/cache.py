@@ -1,0 +1,159 @@
+"""Where converted data sets lie: one uncompressed .npz per set, x as uint8 [N, C, H, W] in native size, y as uint8 [N].
+
+An uncompressed .npz is read at the speed of the disk, needs nothing but numpy, and its CRC shows accidental damage on
+every read; `verify` recomputes the sha256.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mspcaps.data.catalog import ARRAYS, CATALOG, SAMPLE, Facts, Variant, facts
+from mspcaps.data.formats import array_sha256, read_packed
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically
+
+SAMPLE_FOLDER = Path(__file__).parent / "sample"
+_FETCHING = ".fetching-"
+_BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a set of the catalog is ready, where it lies and how many bytes it takes there."""
+
+    facts: Facts
+    ready: bool
+    path: Path
+    bytes: int
+
+
+def cache_root() -> Path:
+    """$MSPCAPS_DATA, else mspcaps in $XDG_CACHE_HOME, else ~/.cache/mspcaps."""
+    if own := os.environ.get("MSPCAPS_DATA"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "mspcaps"
+
+
+def cache_path(name: str) -> Path:
+    """The file of a set, whether or not it is there; the embedded sample has a folder."""
+    return SAMPLE_FOLDER if facts(name).name == SAMPLE else cache_root() / f"{name}.npz"
+
+
+def list_datasets() -> list[Status]:
+    """All sets of the catalog."""
+    statuses = []
+    for entry in CATALOG.values():
+        path = cache_path(entry.name)
+        files = [file for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
+        statuses.append(Status(entry, bool(files), path, sum(file.stat().st_size for file in files)))
+    return statuses
+
+
+def is_cached(name: str) -> bool:
+    return cache_path(name).exists()
+
+
+def store(entry: Facts, arrays: Mapping[str, np.ndarray], variant: Variant) -> Path:
+    """Write a set that `match_variant` has accepted."""
+    path = cache_path(entry.name)
+    about = {"provenance": variant.provenance, "sha256": {name: array_sha256(arrays[name]) for name in ARRAYS}}
+    content = {name: arrays[name] for name in ARRAYS} | {"about": np.array(json.dumps(about))}
+    write_atomically(path, lambda file: np.savez(file, **content))  # type: ignore[arg-type]
+    return path
+
+
+def read_cached(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [N, C, H, W] and labels uint8 [N] of one split."""
+    content = _read(name, (f"x_{split}", f"y_{split}"))
+    return content[f"x_{split}"], content[f"y_{split}"]
+
+
+def provenance(name: str) -> str:
+    """Which variant of the set is cached, in one sentence."""
+    return str(_about(name)["provenance"])
+
+
+def verify(name: str) -> str:
+    """Recompute the sha256 of a cached set and return its provenance; a mismatch is an error."""
+    entry, about, arrays = facts(name), _about(name), _read(name, ARRAYS)
+    known = next((v.sha256 for v in entry.variants if v.provenance == about["provenance"]), None)
+    if known is None:
+        raise MspcapsError(
+            f"{cache_path(name)} is of a kind unknown to this version; run `mspcaps data get {name}` again"
+        )
+    for array in ARRAYS:
+        # the official SVHN has no known sha256 of its arrays: there the sums noted right after the md5 check serve
+        if array_sha256(arrays[array]) != (known or about["sha256"])[array]:
+            raise MspcapsError(
+                f"{cache_path(name)} is damaged: {array} does not match its sha256; delete it and fetch it again"
+            )
+    return str(about["provenance"])
+
+
+def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: bool, where: str) -> Variant:
+    """The variant that these arrays are. `raw_verified`: they come from raw files that have the published checksums."""
+    found = {name: array_sha256(arrays[name]) for name in ARRAYS}
+    for variant in entry.variants:
+        if variant.sha256 == found or (raw_verified and not variant.sha256):
+            return variant
+    known = [variant.sha256 for variant in entry.variants if variant.sha256]
+    wrong = [name for name in ARRAYS if all(sums[name] != found[name] for sums in known)]
+    raise MspcapsError(
+        f"{where} is not {entry.title} as published: {', '.join(wrong or ARRAYS)} differ from the known sha256"
+    )
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder beside the cached files, gone afterwards whatever happens; leftovers of killed processes go too."""
+    root = cache_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for old in root.glob(f"{_FETCHING}*"):
+            if time.time() - old.stat().st_mtime > 86400:
+                shutil.rmtree(old, ignore_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=_FETCHING, dir=root, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise MspcapsError(f"cannot write in the cache folder {root}: {error.strerror or error}") from error
+    with folder as name:
+        yield Path(name)
+
+
+def _about(name: str) -> dict[str, Any]:
+    if name == SAMPLE:
+        variant = facts(name).variants[0]
+        return {"provenance": variant.provenance, "sha256": variant.sha256}
+    text = str(_read(name, ("about",))["about"])
+    try:
+        about = json.loads(text)
+        return {"provenance": about["provenance"], "sha256": about["sha256"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise MspcapsError(
+            f"{cache_path(name)} is damaged: it does not say where it comes from; fetch it again"
+        ) from error
+
+
+def _read(name: str, members: tuple[str, ...]) -> dict[str, np.ndarray]:
+    path = cache_path(name)
+    if name == SAMPLE:
+        packed = read_packed(path)
+        return {member: packed[member].astype(np.uint8, copy=False) for member in members}
+    if not path.exists():
+        raise MspcapsError(f"{facts(name).title} is not on this machine; run `mspcaps data get {name}` first")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {member: archive[member] for member in members}
+    except _BROKEN as error:
+        raise MspcapsError(f"{path} is damaged ({error}); delete it and run `mspcaps data get {name}` again") from error

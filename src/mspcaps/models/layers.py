@@ -1,0 +1,71 @@
+"""Layers that more than one family is built from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        # float() first: NumPy scalars would become float64 buffers, and the first convolution refuses those
+        self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor([float(s) for s in std]).clamp_min(1e-3).view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+class Conv3x3(nn.Conv2d):
+    """3x3 convolution without bias. On a GPU one with few input channels runs as a product with image patches:
+
+    cuDNN's weight gradient of a 3-channel convolution costs more than all other weight gradients of MSPCaps-T together.
+    """
+
+    def __init__(self, in_chans: int, out_chans: int, stride: int = 1) -> None:
+        super().__init__(in_chans, out_chans, 3, stride=stride, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x.is_cuda and self.in_channels <= 4 and self.stride == (1, 1) and self.training):
+            return super().forward(x)
+        b, c, h, w = x.shape
+        patches = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)  # [b, c, h, w, 3, 3]
+        patches = patches.permute(0, 2, 3, 4, 5, 1).reshape(b, h * w, 9 * c)
+        weight = self.weight.permute(2, 3, 1, 0).reshape(9 * c, -1)
+        spare = -9 * c % 8  # tensor cores take inner sizes in multiples of 8
+        patches, weight = F.pad(patches, (0, spare)), F.pad(weight, (0, 0, 0, spare))
+        # One product per image: the weight gradient then splits over the batch instead of one long thin product.
+        y = torch.bmm(patches, weight.expand(b, -1, -1))  # [b, h w, out]
+        return y.view(b, h, w, -1).permute(0, 3, 1, 2)
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """BatchNorm2d less its batch counter, which nobody reads and which is one more kernel in every step."""
+
+    def __init__(self, chans: int) -> None:
+        super().__init__(chans)
+        self.num_batches_tracked = None
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        # PyTorch's own adds the counter to a dictionary without version metadata (safetensors) and calls it unexpected.
+        nn.Module._load_from_state_dict(self, *args)
+
+
+class ConvBN(nn.Module):
+    """3x3 convolution, then BatchNorm."""
+
+    def __init__(self, in_chans: int, out_chans: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = Conv3x3(in_chans, out_chans, stride)
+        self.bn = BatchNorm(out_chans)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))

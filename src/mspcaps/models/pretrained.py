@@ -1,0 +1,68 @@
+"""Weights on disk: safetensors with everything in the header that is needed to build the model again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically
+from mspcaps.models.registry import create_model
+
+
+def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, **about: Any) -> None:
+    """Write the model's state (or `tensors` in its place) with its configuration and whatever else `about` says."""
+    tensors = model.state_dict() if tensors is None else tensors
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"model": json.dumps(model.config), **{key: json.dumps(value) for key, value in about.items()}}
+    write_atomically(path, save(tensors, metadata=header))
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """What `save_weights` wrote beside the tensors."""
+    return _read(path)[0]
+
+
+def load_model(path: str | Path) -> nn.Module:
+    """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
+    header, tensors = _read(Path(path))
+    config = header.pop("model")
+    model = create_model(config.pop("name"), **config)
+    load_state(model, tensors, Path(path))
+    model.about = header  # type: ignore[assignment]
+    return model.eval()
+
+
+def load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    own = model.state_dict()
+    if own.keys() != tensors.keys():
+        odd = sorted(own.keys() ^ tensors.keys())
+        raise MspcapsError(
+            f"{path} does not fit the model: {odd[0]} and {len(own.keys() ^ tensors.keys()) - 1} more differ"
+        )
+    for name, tensor in tensors.items():
+        if own[name].shape != tensor.shape:
+            raise MspcapsError(
+                f"{path} does not fit the model: {name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
+            )
+    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise MspcapsError(f"there is no weights file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise MspcapsError(f"{path} is not a whole safetensors file: {error}") from error
+    if "model" not in header:
+        raise MspcapsError(f"{path} was not written by mspcaps: its header names no model")
+    if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
+        raise MspcapsError(f"{path} holds weights that are not finite numbers")
+    return header, tensors

@@ -1,0 +1,68 @@
+"""Names to models."""
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from torch import nn
+
+from mspcaps.errors import MspcapsError
+
+ImageSize = int | tuple[int, int]
+
+
+class Builder(Protocol):
+    """What a registered function takes: the shape of the task, and the normalisation that lives inside the model."""
+
+    __name__: str
+
+    def __call__(
+        self, *, num_classes: int, in_chans: int, img_size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
+    ) -> nn.Module: ...
+
+
+_builders: dict[str, Builder] = {}
+B = TypeVar("B", bound=Callable[..., nn.Module])
+
+
+def register_model(function: B) -> B:
+    """The name of the function is the public name of the model."""
+    _builders[function.__name__] = function
+    return function
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell pattern, sorted."""
+    return sorted(fnmatch.filter(_builders, pattern))
+
+
+def create_model(
+    name: str,
+    num_classes: int = 10,
+    in_chans: int = 3,
+    img_size: ImageSize = 32,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> nn.Module:
+    """A freshly initialised model: images in [0, 1], [b, in_chans, *img_size] -> class scores [b, num_classes].
+
+    mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
+    """
+    if name not in _builders:
+        close = difflib.get_close_matches(name, _builders, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`mspcaps models` lists them."
+        raise MspcapsError(f"there is no model {name!r}: {hint}")
+    size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+    for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
+        if value < least:
+            raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
+    mean = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
+    std = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
+    if len(mean) != in_chans or len(std) != in_chans:
+        raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
+    model = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)
+    model.config = {  # type: ignore[assignment]
+        "name": name, "num_classes": num_classes, "in_chans": in_chans, "img_size": size, "mean": mean, "std": std,
+    }  # fmt: skip
+    return model

@@ -1,0 +1,122 @@
+"""ResNet for small images: the convolutional yardsticks of the benchmarks.
+
+Paper: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", 2015; resnet20 is its section 4.2.
+Differs from it: resnet18 is the usual CIFAR form of the ImageNet network (3x3 stem of stride 1, no max-pool). Where
+resnet20's shortcut changes width it takes every second pixel and adds the zero channels behind the others; the paper
+does not say on which side. Convolutions start from He's normal distribution over the fan-out, the rest as PyTorch does.
+Parameters (3 x 32 x 32, 10 classes): resnet20 269,722; resnet18 11,173,962.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
+from mspcaps.models.registry import register_model
+
+
+class PadShortcut(nn.Module):
+    """The paper's option A, without parameters: [b, c, h, w] -> [b, c + extra, ceil(h / stride), ceil(w / stride)]."""
+
+    def __init__(self, extra: int, stride: int) -> None:
+        super().__init__()
+        self.extra, self.stride = extra, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+
+class ProjectionShortcut(nn.Module):
+    """The paper's option B, 1x1 convolution, BatchNorm: [b, c, h, w] -> [b, c', ceil(h / stride), ceil(w / stride)]."""
+
+    def __init__(self, in_chans: int, out_chans: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_chans, out_chans, 1, stride=stride, bias=False)
+        self.bn = BatchNorm(out_chans)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut: relu(f(x) + shortcut(x))."""
+
+    def __init__(self, in_chans: int, width: int, stride: int, project: bool) -> None:
+        super().__init__()
+        self.first = ConvBN(in_chans, width, stride)
+        self.second = ConvBN(width, width)
+        self.shortcut: nn.Module = nn.Identity()
+        if (in_chans, stride) != (width, 1):
+            self.shortcut = (
+                ProjectionShortcut(in_chans, width, stride) if project else PadShortcut(width - in_chans, stride)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """3x3 stem -> stages of basic blocks, each after the first halving the map -> mean over the map -> linear layer.
+
+    [b, in_chans, *img_size] in [0, 1] -> logits [b, num_classes].
+    """
+
+    loss = staticmethod(F.cross_entropy)  # what it is trained with, on scores and labels
+
+    def __init__(
+        self,
+        widths: Sequence[int],  # of the stages
+        blocks: int,  # per stage
+        project: bool,  # shortcuts that change width: 1x1 convolutions (option B) or zero channels (option A)
+        num_classes: int,
+        in_chans: int,
+        img_size: tuple[int, int],
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        super().__init__()
+        check_size(img_size, least=2 ** (len(widths) - 1))
+        self.normalize = Normalize(mean, std)
+        self.stem = ConvBN(in_chans, widths[0])
+        self.blocks = nn.Sequential()
+        chans = widths[0]
+        for stage, width in enumerate(widths):
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                self.blocks.append(BasicBlock(chans, width, stride, project))
+                chans = width
+        self.head = nn.Linear(chans, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[b, c, h, w] in [0, 1] -> the last feature map [b, width, h / s, w / s], s = 2^(stages - 1), rounded up."""
+        return self.blocks(F.relu(self.stem(self.normalize(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """-> class scores [b, num_classes]: logits, before any softmax."""
+        return self.head(self.forward_features(x).mean((2, 3)))
+
+
+def check_size(img_size: tuple[int, int], least: int) -> None:
+    """Below one pixel of the last map per side the later stages would convolve little but padding."""
+    if min(img_size) < least:
+        nearest = tuple(max(side, least) for side in img_size)
+        raise MspcapsError(
+            f"an image of {img_size[0]} x {img_size[1]} pixels is smaller than one pixel of the last feature map, "
+            f"which is {least} times coarser: the nearest size that works is {nearest[0]} x {nearest[1]}"
+        )
+
+
+@register_model
+def resnet20(**task: Any) -> ResNet:
+    return ResNet(widths=(16, 32, 64), blocks=3, project=False, **task)
+
+
+@register_model
+def resnet18(**task: Any) -> ResNet:
+    return ResNet(widths=(64, 128, 256, 512), blocks=2, project=True, **task)

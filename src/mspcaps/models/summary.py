@@ -1,0 +1,87 @@
+"""What a model costs: parameters, multiply-adds, memory. Measured from the model itself, on the meta device.
+
+The meta device runs every operation on shapes alone, so the largest model takes a fraction of a second and no memory.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models.registry import ImageSize, create_model, list_models
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The cost of one model at one image size."""
+
+    params: int  # trainable numbers, BatchNorm's scale and shift included, its running statistics not
+    macs: int  # multiply-adds of one image's forward pass: flops / 2, matrix products and convolutions only
+    memory_bytes_per_image: int  # activations kept for the backward pass in fp32, what one more image adds to a batch
+    weights_bytes: int  # as stored: parameters in half precision, BatchNorm statistics and the normalisation in fp32
+
+
+def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, img_size: ImageSize = 32) -> Summary:
+    """The cost of a registered name at the given sizes, or of a model of create_model at the sizes it was made for."""
+    if isinstance(model, str):
+        with torch.device("meta"):
+            twin = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
+    elif isinstance(getattr(model, "config", None), dict):
+        twin = copy.deepcopy(model).to(
+            "meta", torch.float32
+        )  # the caller's model keeps its device, mode and statistics
+    else:
+        raise MspcapsError(
+            f"a {type(model).__name__} does not say which images it takes: "
+            "summarize needs the name of a model, or a model that create_model made"
+        )
+    config = cast(dict, twin.config)
+    image = (int(config["in_chans"]), *config["img_size"])
+    params = sum(p.numel() for p in twin.parameters())
+    return Summary(
+        params=params,
+        macs=count_macs(twin, image),
+        # Two batches, because BatchNorm's statistics and sums of parameters are kept once however large the batch. And
+        # not of one image: a map of one pixel then leaves BatchNorm a single value, which it refuses.
+        memory_bytes_per_image=saved_bytes(twin, (3, *image)) - saved_bytes(twin, (2, *image)),
+        weights_bytes=2 * params + sum(b.numel() * b.element_size() for b in twin.buffers()),
+    )
+
+
+def summarize_all(
+    pattern: str = "*", num_classes: int = 10, in_chans: int = 3, img_size: ImageSize = 32
+) -> dict[str, Summary]:
+    """Name -> cost of every registered model that matches a shell pattern, in the order of list_models."""
+    return {name: summarize(name, num_classes, in_chans, img_size) for name in list_models(pattern)}
+
+
+def count_macs(model: nn.Module, image: tuple[int, ...]) -> int:
+    """Multiply-adds of the forward pass of one image [c, h, w], in evaluation mode; `model` is on the meta device."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(torch.empty(1, *image, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+def saved_bytes(model: nn.Module, batch: tuple[int, ...]) -> int:
+    """Bytes that autograd keeps for the backward pass of a batch [b, c, h, w]; parameters do not count."""
+    own = {storage_key(t) for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}  # holding the storages keeps their addresses from being given out again
+
+    def pack(saved: Tensor) -> Tensor:
+        if storage_key(saved) not in own:
+            kept[storage_key(saved)] = saved.untyped_storage()  # one entry for all views of the same memory
+        return saved
+
+    with saved_tensors_hooks(pack, lambda saved: saved):
+        model.train()(torch.empty(batch, device=next(model.parameters()).device))
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The address of the storage object: on the meta device the data pointer of every tensor is zero."""
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,20 @@
+"""Recipes, the trainer, sweeps."""
+
+from typing import Any
+
+from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_from_dict
+from mspcaps.training.trainer import Epoch, Result, Trainer, choose_device
+
+__all__ = [
+    "Epoch", "Recipe", "Result", "Trainer", "choose_device", "list_recipes", "load_recipe", "override",
+    "recipe_from_dict", "train",
+]  # fmt: skip
+
+
+def train(recipe: Recipe | str, device: str | None = None, **options: Any) -> Result:
+    """Train a recipe, by name, TOML path or object, from its checkpoint if there is one; options as for `Trainer`."""
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    result = Trainer(recipe, choose_device(device), **options).run()
+    assert result is not None  # only a deadline ends a run early
+    return result

@@ -1,0 +1,36 @@
+"""The state of a run on disk: one file, replaced whole.
+
+Tensors (master weights, moments, BatchNorm statistics) and progress (epoch, step, history, clock) travel together, so
+a run killed at any instant continues from a state that existed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(tensors, metadata={"progress": json.dumps(progress)}))
+
+
+def load_checkpoint(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Copies the file's tensors into the given ones and returns the progress."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = json.loads((file.metadata() or {})["progress"])
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise MspcapsError(f"{path} is not a whole checkpoint: {error}; remove it to start the run anew") from error
+    if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
+        raise MspcapsError(f"{path} belongs to another model; remove it to start the run anew")
+    for name, tensor in tensors.items():
+        tensor.copy_(stored[name])
+    return progress

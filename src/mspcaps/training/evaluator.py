@@ -1,0 +1,63 @@
+"""Accuracy on the test images after every epoch, on the training device in the training precision."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from mspcaps.data import FolderImages, ImageSet
+from mspcaps.training.step import Form, compiled
+
+BATCH = 1000
+
+
+def count_correct(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """images uint8 [b, c, h, w], labels [b] -> how many the model names rightly."""
+    return (model(images.float() / 255).argmax(1) == labels).sum()
+
+
+class Evaluator:
+    """`accuracy()` in percent of the test set. On a GPU the whole pass is one CUDA graph."""
+
+    def __init__(
+        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, form: Form, autocast: torch.dtype | None
+    ) -> None:  # fmt: skip
+        self.model, self.data, self.device, self.autocast = model, data, device, autocast
+        self.count = compiled(count_correct) if form != "eager" else count_correct
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if isinstance(data, ImageSet):
+            batch = min(BATCH, len(data))
+            spare = -len(data) % batch  # all batches get one shape; a label of -1 is never right
+            images, labels = data.images.to(device), data.labels.to(device)
+            if spare:
+                images, labels = torch.cat([images, images[:spare]]), F.pad(labels, (0, spare), value=-1)
+            self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
+
+    def capture(self) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.add_up()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.add_up()
+        self.graph = graph
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        self.model.eval()
+        self.correct.zero_()
+        batches = self.batches if isinstance(self.data, ImageSet) else DataLoader(self.data, BATCH, num_workers=2)  # type: ignore[arg-type]
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+            for images, labels in batches:
+                self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
+        self.model.train()
+
+    def accuracy(self) -> float:
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.add_up()
+        return 100 * self.correct.item() / len(self.data)

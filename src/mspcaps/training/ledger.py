@@ -1,0 +1,55 @@
+"""The ledger: one JSON per finished run, written once, never edited by hand."""
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically
+from mspcaps.training.recipe import Recipe
+
+
+def entry_path(results: Path, recipe: Recipe) -> Path:
+    return results / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
+
+
+def write_entry(results: Path, recipe: Recipe, entry: dict[str, Any]) -> Path:
+    path = entry_path(results, recipe)
+    write_atomically(path, json.dumps(entry, indent=1) + "\n")
+    return path
+
+
+def read_entry(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise MspcapsError(f"{path} is not a ledger entry: {error}") from error
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def software() -> dict[str, str]:
+    from mspcaps import __version__
+
+    versions = {"mspcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def git_commit() -> str | None:
+    """Of the source tree; MSPCAPS_COMMIT says it where the tree travelled without its history."""
+    if commit := os.environ.get("MSPCAPS_COMMIT"):
+        return commit
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,95 @@
+"""Which images a step sees: the plan of an epoch, on the device.
+
+Order and draws are functions of (seed, epoch), the batch one of (seed, epoch, step): that is what makes a resumed run
+equal to an uninterrupted one. With several processes each takes its share of every batch.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from mspcaps.data import Augmentation, FolderImages, ImageSet
+from mspcaps.data.augment import DRAWS, epoch_draws, epoch_order
+from mspcaps.errors import MspcapsError
+
+
+class Plan:
+    """The images on the device and, for the current epoch, which ones in what order with which draws."""
+
+    def __init__(
+        self, data: ImageSet, batch_size: int, augment: Augmentation, seed: int, rank: int = 0, world: int = 1
+    ) -> None:
+        self.images, self.labels = data.images, data.labels
+        self._layout(len(data), batch_size, seed, rank, world)
+        self.augment = augment
+        device = data.images.device
+        share = batch_size // world
+        self.order = torch.zeros(self.steps, share, dtype=torch.int64, device=device)
+        self.draws = torch.zeros(self.steps, share, DRAWS, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def _layout(self, n: int, batch_size: int, seed: int, rank: int, world: int) -> None:
+        if n < batch_size:
+            raise MspcapsError(f"a batch of {batch_size} is larger than the training set of {n} images")
+        if batch_size % world:
+            raise MspcapsError(f"a batch of {batch_size} does not divide among {world} processes")
+        self.n, self.seed, self.rank, self.world = n, seed, rank, world
+        self.steps = n // batch_size  # per epoch
+        self.batch_size = batch_size
+
+    def share(self, rows: Tensor) -> Tensor:
+        """[n, ...] for all images of an epoch -> [steps, this process's share of the batch, ...]."""
+        rows = rows[: self.steps * self.batch_size].view(self.steps, self.batch_size, *rows.shape[1:])
+        return rows.chunk(self.world, dim=1)[self.rank]
+
+    def begin(self, epoch: int, step: int = 0) -> None:
+        """Lay out the epoch; the next batch is that of `step`."""
+        self.order.copy_(self.share(epoch_order(self.seed, epoch, self.n)))
+        self.draws.copy_(self.share(epoch_draws(self.seed, epoch, self.n, self.augment)))
+        self.position.fill_(step)
+
+    def advance(self) -> None:
+        """Called before every step: nothing to fetch, the images are on the device."""
+
+    @property
+    def captured_steps(self) -> int:
+        """How many steps one CUDA graph may hold: a divisor of the steps of an epoch."""
+        return next(d for d in range(min(self.steps, 16), 0, -1) if self.steps % d == 0)
+
+
+class StreamingPlan(Plan):
+    """For image sets that do not fit on the device: a DataLoader reads the pictures, the device augments them."""
+
+    captured_steps = 1
+
+    def __init__(
+        self, data: FolderImages, batch_size: int, augment: Augmentation, seed: int, device: torch.device,
+        rank: int = 0, world: int = 1, workers: int = 2,
+    ) -> None:  # fmt: skip
+        self._layout(len(data), batch_size, seed, rank, world)
+        self.data, self.augment, self.workers = data, augment, workers
+        share = batch_size // world
+        self.images = torch.zeros(share, data.channels, *data.size, dtype=torch.uint8, device=device)
+        self.labels = torch.zeros(share, dtype=torch.int64, device=device)
+        self.order = torch.arange(share, device=device).view(1, share)
+        self.draws = torch.zeros(1, share, DRAWS, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.batches: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self.all_draws = self.draws
+        self.step = 0
+
+    def begin(self, epoch: int, step: int = 0) -> None:
+        order = self.share(epoch_order(self.seed, epoch, self.n))[step:]
+        self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
+        self.batches = iter(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=self.workers))  # type: ignore[arg-type]
+        self.step = step
+
+    def advance(self) -> None:
+        images, labels = next(self.batches)
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        self.draws.copy_(self.all_draws[self.step].unsqueeze(0))
+        self.position.zero_()
+        self.step += 1

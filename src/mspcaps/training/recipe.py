@@ -1,0 +1,149 @@
+"""A recipe: everything that decides what a run computes. The defaults are the paper's."""
+
+import dataclasses
+import difflib
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from mspcaps.data.catalog import CATALOG, Augmentation
+from mspcaps.errors import MspcapsError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Two runs with equal recipes compute the same thing."""
+
+    model: str = "mspcaps_t"
+    """Name of a registered model."""
+    data: str = "cifar10"
+    """Name of a data set, or the path of a folder of class folders or of an .npz file."""
+    name: str = "paper"
+    """What this way of training is called in the ledger."""
+    epochs: int = 300
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images per step, over all processes; the last partial batch of an epoch is dropped."""
+    lr: float = 5e-4
+    """Peak learning rate of AdamW."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay, on every parameter."""
+    warmup_epochs: int = 5
+    """Epochs of linear warm-up."""
+    warmup_start: float = 0.1
+    """Learning rate of the first epoch, as a share of the peak."""
+    min_lr: float = 1e-6
+    """Where the cosine ends."""
+    image_size: int | None = None
+    """Side of the square images the model sees; by default what the data set says."""
+    augment: Augmentation | None = None
+    """Training augmentation; by default the data set's own."""
+    seed: int = 0
+    """Decides initial weights, order of images and augmentation."""
+
+    def __post_init__(self) -> None:
+        for field, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("seed", 0)):
+            if getattr(self, field) < least:
+                raise MspcapsError(f"{field} is {getattr(self, field)}, but must be at least {least}")
+        for field in ("lr", "weight_decay", "min_lr", "warmup_start"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise MspcapsError(f"{field} is {getattr(self, field)}, but must be a number that is not negative")
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name in paths and tables."""
+        return self.data if self.data in CATALOG else Path(self.data).expanduser().resolve().stem
+
+    @property
+    def run_name(self) -> str:
+        return f"{self.name}-seed{self.seed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def recipe_folder() -> Path:
+    """recipes/ of the installed package, or of the source tree."""
+    package = Path(__file__).parent.parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent.parent / "recipes"
+
+
+def list_recipes() -> list[str]:
+    """Names that `load_recipe` takes, such as paper/cifar10/mspcaps_t."""
+    folder = recipe_folder()
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml"))
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """A recipe by its name under recipes/, or from a TOML file."""
+    path = Path(name).expanduser()
+    if path.suffix != ".toml":
+        path = recipe_folder() / f"{name}.toml"
+        if not path.is_file():
+            close = difflib.get_close_matches(str(name), list_recipes(), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "`mspcaps train --list` shows them."
+            raise MspcapsError(f"there is no recipe {str(name)!r}: {hint}")
+    try:
+        return recipe_from_dict(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise MspcapsError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
+
+
+def recipe_from_dict(values: dict[str, Any], where: str) -> Recipe:
+    """Checks names and types: a misspelt key must not silently train something else."""
+    values = dict(values)
+    augment = values.pop("augment", None)
+    arguments = _checked(values, Recipe, where)
+    if augment is not None:
+        if not isinstance(augment, dict):
+            raise MspcapsError(f"{where}: augment must be a table of crop, flip and rotate")
+        arguments["augment"] = Augmentation(**_checked(augment, Augmentation, f"{where}, augment"))
+    return Recipe(**arguments)
+
+
+def override(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with some fields changed; unless only the seed changes, its name says so."""
+    known = {field.name for field in fields(Recipe)}
+    for key in changes:
+        if key not in known:
+            raise MspcapsError(_unknown(key, known, "the recipe"))
+    changed = {key: value for key, value in changes.items() if getattr(recipe, key) != value}
+    marks = [
+        f"{key}={_short(value)}"
+        for key, value in sorted(changed.items())
+        if key not in ("seed", "name", "model", "data")
+    ]
+    name = changed.pop("name", "+".join([recipe.name, *marks]))
+    return replace(recipe, name=name, **changed)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Augmentation):
+        return ",".join(f"{field.name}{getattr(value, field.name)}" for field in fields(value))
+    return str(value)
+
+
+def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
+    known = {field.name: field for field in fields(kind)}
+    result = {}
+    for key, value in values.items():
+        if key not in known:
+            raise MspcapsError(_unknown(key, set(known), where))
+        expected = known[key].type
+        wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}.get(
+            str(getattr(expected, "__name__", expected)), int
+        )
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise MspcapsError(f"{where}: {key} must be {getattr(expected, '__name__', expected)}, not {value!r}")
+        result[key] = value
+    return result
+
+
+def _unknown(key: str, known: set[str], where: str) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(sorted(known))}."
+    return f"{where} has no {key!r}: {hint}"

@@ -1,0 +1,103 @@
+"""One training step in three forms with one meaning: eager, compiled, captured in a CUDA graph.
+
+A step is: take the next rows of the epoch's plan, gather and augment the images on the device, forward, backward, AdamW.
+Everything it reads that changes (position in the epoch, learning rate, plan) is a tensor on the device, so that the
+captured form replays without the CPU.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.data.augment import augmented
+from mspcaps.training.distributed import World
+from mspcaps.training.optimizer import FlatAdamW, adamw_update
+from mspcaps.training.plan import Plan
+
+Form = Literal["eager", "compiled", "captured"]
+
+
+def batch_loss(model: nn.Module, plan: Plan) -> Tensor:
+    """The model's own loss on the batch at the plan's position."""
+    index = plan.order.index_select(0, plan.position)[0]  # [b]
+    draws = plan.draws.index_select(0, plan.position)[0]  # [b, DRAWS]
+    x = augmented(plan.images, index, draws, plan.augment)
+    return model.loss(model(x), plan.labels[index])
+
+
+class Step:
+    """Takes steps on the plan; `loss_sum` adds up the losses since it was last set to zero."""
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, optimizer: FlatAdamW, form: Form, autocast: torch.dtype | None,
+        world: World | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.plan, self.optimizer, self.form, self.autocast = model, plan, optimizer, form, autocast
+        self.world = world or World()
+        self.device = plan.images.device
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.loss: Callable[[nn.Module, Plan], Tensor] = batch_loss
+        if form != "eager":
+            self.loss, optimizer.update = compiled(batch_loss), compiled(adamw_update)
+        self.chunk = plan.captured_steps if form == "captured" else 1
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def gradients(self) -> tuple[Tensor, list[Tensor]]:
+        """-> loss of this process's share of the batch, flat gradients of the whole batch."""
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+            loss = self.loss(self.model, self.plan)
+        gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params))
+        self.world.average(gradients)
+        return loss, gradients
+
+    def one(self) -> None:
+        """One step in Python: what the graph records."""
+        loss, gradients = self.gradients()
+        self.optimizer.step(gradients)
+        self.loss_sum += loss.detach()
+        self.plan.position += 1
+
+    def __call__(self) -> int:
+        """Take the next steps; returns how many."""
+        self.plan.advance()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.one()
+        return self.chunk
+
+    def capture(self) -> None:
+        """Warm up (compilers and cuDNN choose their kernels), undo what the warm-up changed, record `chunk` steps."""
+        kept = [(t, t.clone()) for t in self.state()]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.one()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(self.chunk):
+                self.one()
+        self.graph = graph
+        for tensor, copy in kept:
+            tensor.copy_(copy)
+        self.optimizer.refresh()
+
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        flat = [t for g in self.optimizer.groups for t in (g.master, g.m, g.v)]
+        return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.plan.position]
+
+
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once per process: a second model of the same kind reuses the code."""
+    if function not in _compiled:
+        torch._dynamo.config.recompile_limit = 256  # a sweep meets many models and data sets in one process
+        _compiled[function] = torch.compile(function, fullgraph=True, dynamic=False)
+    return _compiled[function]

@@ -1,0 +1,128 @@
+"""Many runs on one device: side by side where that pays, within a time budget, each entered in the ledger as it ends.
+
+Runs share one process: each has its own thread and CUDA stream and replays its own graphs, so small models fill the
+gaps that one of them leaves, and a model compiled for one run serves the next.
+"""
+
+import math
+import time
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models.summary import summarize
+from mspcaps.training.ledger import entry_path, read_entry
+from mspcaps.training.recipe import Recipe, load_recipe, override
+from mspcaps.training.trainer import Listener, Trainer
+
+FILLS_A_GPU = 150e6  # multiply-adds per image above which a second run beside the first gains nothing (H200, batch 128)
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """done: entered in the ledger now; known: was there before; stopped: checkpoint kept; left: not begun; failed."""
+
+    recipe: Recipe
+    state: str
+    detail: str = ""
+
+
+def load_sweep(path: Path) -> list[Recipe]:
+    """[[runs]] with `recipe`, optional `seeds` and any field of the recipe to override, in the order of the file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MspcapsError(f"cannot read the sweep {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
+    runs = table.get("runs")
+    if not isinstance(runs, list) or not runs or set(table) != {"runs"}:
+        raise MspcapsError(f"{path} must hold a list of [[runs]] and nothing else")
+    recipes = []
+    for run in runs:
+        if not isinstance(run, dict) or "recipe" not in run:
+            raise MspcapsError(f"{path}: every one of the [[runs]] names its recipe")
+        changes = {key: value for key, value in run.items() if key not in ("recipe", "seeds")}
+        unknown = set(changes) - {field.name for field in fields(Recipe)}
+        if unknown:
+            raise MspcapsError(f"{path}: a recipe has no {sorted(unknown)[0]!r}")
+        base = load_recipe(run["recipe"])
+        recipes += [override(base, seed=seed, **changes) for seed in run.get("seeds", [base.seed])]
+    return recipes
+
+
+def share_of_device(recipe: Recipe, device: torch.device) -> float:
+    """How much of the device one run takes: 1 if it fills it."""
+    if device.type != "cuda":
+        return 1.0
+    return min(1.0, max(0.25, summarize(recipe.model).macs / FILLS_A_GPU))
+
+
+def expected_seconds(recipe: Recipe, results: Path) -> float:
+    """What finished runs of the same model and data took; nothing is known before the first."""
+    folder = entry_path(results, recipe).parent
+    entries = [read_entry(path) for path in folder.glob("*.json")]
+    return max((entry["seconds"]["per_epoch"] * recipe.epochs for entry in entries), default=0.0)
+
+
+def run_sweep(
+    recipes: list[Recipe],
+    device: torch.device,
+    budget: float = math.inf,
+    out: Path = Path("runs"),
+    results: Path = Path("results"),
+    report: Report = print,
+    listener: Listener = lambda trainer: None,
+) -> list[Outcome]:
+    """Runs what the ledger lacks, in order, as many at a time as fit; begins nothing that cannot end within `budget` seconds."""
+    deadline = time.monotonic() + budget
+    outcomes = [Outcome(r, "known") for r in recipes if entry_path(results, r).is_file()]
+    waiting = [r for r in recipes if not entry_path(results, r).is_file()]
+    running: dict[Future[Outcome], float] = {}
+    report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        while waiting or running:
+            for recipe in list(waiting):
+                share = share_of_device(recipe, device)
+                if sum(running.values()) + share > 1:
+                    break
+                waiting.remove(recipe)
+                if time.monotonic() + expected_seconds(recipe, results) > deadline:
+                    outcomes.append(Outcome(recipe, "left", "no time left for it"))
+                    continue
+                running[pool.submit(_one, recipe, device, out, results, deadline, listener)] = share
+            if not running:
+                continue
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                del running[future]
+                outcome = future.result()
+                outcomes.append(outcome)
+                report(
+                    f"{outcome.recipe.dataset}/{outcome.recipe.model}/{outcome.recipe.run_name} {outcome.state} {outcome.detail}"
+                )
+    return outcomes
+
+
+def _one(
+    recipe: Recipe, device: torch.device, out: Path, results: Path, deadline: float, listener: Listener
+) -> Outcome:
+    """One run on a stream of its own. A run that fails does not take the others with it."""
+    try:
+        if device.type == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                result = Trainer(recipe, device, out=out, results=results, listener=listener).run(deadline)
+        else:
+            result = Trainer(recipe, device, out=out, results=results, listener=listener).run(deadline)
+    except MspcapsError as error:
+        return Outcome(recipe, "failed", str(error))
+    if result is None:
+        return Outcome(recipe, "stopped", "its checkpoint is kept")
+    accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
+    return Outcome(recipe, "done", f"last {accuracy['last']:.2f} best {accuracy['best']:.2f} in {seconds:.0f} s")

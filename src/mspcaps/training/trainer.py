@@ -1,0 +1,327 @@
+"""The trainer: one for CPU and GPU, for one process and many.
+
+    load the images -> build the model -> for every epoch: steps, evaluation, history, checkpoint -> weights and ledger
+
+A run lives in <out>/<dataset>/<model>/<recipe>-seed<k>/ as checkpoint.safetensors while it goes, best.safetensors (best
+test epoch, for comparison with papers that report it) and last.safetensors (what we report).
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
+from mspcaps.errors import MspcapsError
+from mspcaps.files import sha256_of
+from mspcaps.models import create_model
+from mspcaps.models.pretrained import save_weights
+from mspcaps.training import ledger
+from mspcaps.training.checkpoint import load_checkpoint, save_checkpoint
+from mspcaps.training.distributed import World, join_world, synchronize_batchnorm
+from mspcaps.training.evaluator import Evaluator
+from mspcaps.training.optimizer import FlatAdamW
+from mspcaps.training.plan import Plan, StreamingPlan
+from mspcaps.training.recipe import Recipe
+from mspcaps.training.schedule import learning_rate
+from mspcaps.training.step import Form, Step
+
+preparing = threading.Lock()  # compilers and graph capture take one run at a time
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One row of a run's history."""
+
+    epoch: int  # 1, 2, ...
+    lr: float
+    loss: float  # mean over the epoch's steps
+    accuracy: float  # percent of the test set
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    recipe: Recipe
+    model: nn.Module
+    history: list[Epoch]
+    entry: dict[str, Any]  # of the ledger
+    folder: Path
+
+
+Listener = Callable[["Trainer"], None]
+
+
+class Trainer:
+    """One run. `run()` starts or resumes it; `listener` is called after every chunk of steps and every epoch."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        form: Form | None = None,
+        out: Path = Path("runs"),
+        results: Path = Path("results"),
+        save_every: float = 30.0,
+        listener: Listener = lambda trainer: None,
+    ) -> None:
+        self.device, self.listener, self.save_every, self.results = device, listener, save_every, results
+        self.world = join_world(device)
+        self.form: Form = form or default_form(device, self.world)
+        self.autocast = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+        train, test = load_images(recipe, device)
+        self.recipe = resolve(recipe, train)
+        self.classes = train.classes
+        self.folder = out / self.recipe.dataset / self.recipe.model / self.recipe.run_name
+        self.model = build_model(self.recipe, train).to(device).train()
+        if self.world.size > 1:
+            synchronize_batchnorm(self.model)
+        use_channels_last(self.model)
+        self.optimizer = FlatAdamW(self.model, self.recipe.weight_decay, self.autocast or torch.float32)
+        self.plan = make_plan(self.recipe, train, device, self.world)
+        self.step = Step(self.model, self.plan, self.optimizer, self.form, self.autocast, self.world)
+        self.evaluator = Evaluator(self.model, test, device, self.form, self.autocast)
+        self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
+        self.history: list[Epoch] = []
+        self.best: dict[str, Tensor] = {}
+        self.best_is_new = False
+
+    def run(self, deadline: float = math.inf) -> Result | None:
+        """Train to the end. Past the deadline (time.monotonic) it saves a checkpoint and returns None."""
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+        self.resume()
+        if self.form == "captured":
+            with preparing:
+                self.plan.begin(self.epoch)
+                self.plan.advance()
+                self.step.capture()
+                if isinstance(self.evaluator.data, ImageSet):
+                    self.evaluator.capture()
+        self.started = saved = time.monotonic()
+        while self.epoch < self.recipe.epochs:
+            self.optimizer.lr.fill_(learning_rate(self.recipe, self.epoch))
+            self.plan.begin(self.epoch, self.steps_done)
+            while self.steps_done < self.plan.steps:
+                self.steps_done += self.step()
+                if self.device.type == "cpu":  # elsewhere reading the loss would make the device wait for us
+                    self.check_finite()
+                self.listener(self)
+                if time.monotonic() - saved >= self.save_every and self.steps_done < self.plan.steps:
+                    self.save()
+                    saved = time.monotonic()
+            self.close_epoch()
+            if time.monotonic() - saved >= self.save_every or time.monotonic() > deadline:
+                self.save()
+                saved = time.monotonic()
+            if time.monotonic() > deadline and self.epoch < self.recipe.epochs:
+                return None
+        return self.finish()
+
+    def close_epoch(self) -> None:
+        """Evaluate, extend the history, keep the best weights, go to the next epoch."""
+        self.world.average([self.step.loss_sum])
+        self.check_finite()
+        loss = self.step.loss_sum.item() / self.plan.steps
+        accuracy = self.evaluator.accuracy()
+        if not self.history or accuracy > max(row.accuracy for row in self.history):
+            self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
+        self.history.append(Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy))
+        self.step.loss_sum.zero_()
+        self.epoch, self.steps_done = self.epoch + 1, 0
+        self.listener(self)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's state with the fp32 master weights in place of the working copies."""
+        masters = {name[7:]: t for name, t in self.optimizer.tensors().items() if name.startswith("master.")}
+        return self.model.state_dict() | masters
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        buffers = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
+        return self.optimizer.tensors() | buffers | {"loss_sum": self.step.loss_sum}
+
+    def clock(self) -> float:
+        """Seconds of training, over all sittings."""
+        return self.seconds + time.monotonic() - self.started
+
+    def save(self) -> None:
+        if not self.world.leads:
+            return
+        if self.best_is_new:  # written first: a checkpoint never speaks of a best file that is not there
+            self.save_weights("best", self.best)
+            self.best_is_new = False
+        progress = {
+            "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
+            "history": [vars(row) for row in self.history],
+        }  # fmt: skip
+        save_checkpoint(self.folder / "checkpoint.safetensors", self.checkpoint_tensors(), progress)
+
+    def save_weights(self, which: str, tensors: dict[str, Tensor]) -> Path:
+        path = self.folder / f"{which}.safetensors"
+        save_weights(path, self.model, tensors, classes=self.classes, recipe=self.recipe.to_dict())
+        return path
+
+    def resume(self) -> None:
+        """Continue from the checkpoint, if there is one of this recipe."""
+        path = self.folder / "checkpoint.safetensors"
+        if not path.is_file():
+            return
+        with torch.no_grad():
+            progress = load_checkpoint(path, self.checkpoint_tensors())
+        differing = [key for key, value in self.recipe.to_dict().items() if progress["recipe"].get(key) != value]
+        if differing:
+            raise MspcapsError(
+                f"{path} was written with another {differing[0]}; remove it, or give the run another name, to start anew"
+            )
+        self.optimizer.refresh()
+        self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
+        self.history = [Epoch(**row) for row in progress["history"]]
+
+    def check_finite(self) -> None:
+        """Stop a run whose loss is lost, and say where the first value went missing."""
+        if math.isfinite(self.step.loss_sum.item()):
+            return
+        where = (
+            f"the loss is not a finite number in epoch {self.epoch + 1}, by step {self.steps_done} of {self.plan.steps}"
+        )
+        lost = [name for name, tensor in self.weights().items() if not torch.isfinite(tensor).all()]
+        if lost:
+            raise MspcapsError(
+                f"{where}: it arose in {lost[0]} of the model; a lower lr than {self.recipe.lr} may help"
+            )
+        raise MspcapsError(f"{where}: all weights are finite, so it arose in the forward pass; a lower lr may help")
+
+    def finish(self) -> Result:
+        """Write weights and ledger entry, remove the checkpoint."""
+        seconds = self.clock()
+        entry: dict[str, Any] = {}
+        if self.world.leads:
+            if self.best_is_new:
+                self.save_weights("best", self.best)
+            last = self.save_weights("last", self.weights())
+            entry = self.entry(seconds, sha256_of(last))
+            ledger.write_entry(self.results, self.recipe, entry)
+            (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        self.world.barrier()
+        self.load_masters()
+        return Result(self.recipe, self.model.eval(), self.history, entry, self.folder)
+
+    def load_masters(self) -> None:
+        """Give the model its own fp32 parameters back."""
+        weights = {name: tensor.clone() for name, tensor in self.weights().items()}
+        for name, p in self.model.named_parameters():
+            p.data = weights[name]
+
+    def entry(self, seconds: float, sha256: str) -> dict[str, Any]:
+        best = max(self.history, key=lambda row: row.accuracy)
+        return {
+            "model": self.recipe.model,
+            "params": sum(p.numel() for p in self.model.parameters()),
+            "dataset": self.recipe.dataset,
+            "provenance": facts_line(self.recipe.data),
+            "recipe": self.recipe.to_dict(),
+            "seed": self.recipe.seed,
+            "epochs": self.recipe.epochs,
+            "accuracy": {"last": self.history[-1].accuracy, "best": best.accuracy, "best_epoch": best.epoch},
+            "curve": {
+                "loss": [round(row.loss, 6) for row in self.history],
+                "accuracy": [round(row.accuracy, 4) for row in self.history],
+            },
+            "seconds": {"train": round(seconds, 2), "per_epoch": round(seconds / self.recipe.epochs, 4)},
+            "device": ledger.device_name(self.device),
+            "processes": self.world.size,
+            "precision": "bf16" if self.autocast else "fp32",
+            "form": self.form,
+            "software": ledger.software(),
+            "commit": ledger.git_commit(),
+            "weights_sha256": sha256,
+        }
+
+
+def facts_line(data: str) -> str:
+    from mspcaps.data import provenance
+
+    return provenance(data) if data in CATALOG else "a data set of the user's own"
+
+
+def default_form(device: torch.device, world: World) -> Form:
+    """The fastest form that the device supports."""
+    return "captured" if device.type == "cuda" and world.size == 1 else "eager"
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """A device by name; by default the GPU if there is one."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
+    return device
+
+
+def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
+    """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
+    path = Path(recipe.data).expanduser()
+    if recipe.data not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file():
+        size = (recipe.image_size, recipe.image_size) if recipe.image_size else None
+        train, test = open_folder(path, "train", size), open_folder(path, "test", size)
+        test = replace(test, size=train.size, channels=train.channels)
+        if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
+            return train, test
+        return train.resident().to(device), test.resident()
+    train_set = load_dataset(recipe.data, "train", recipe.image_size)
+    return train_set.to(device), load_dataset(recipe.data, "test", recipe.image_size or train_set.size)
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import os
+
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
+    """The recipe with what it left to the data set filled in."""
+    augment = recipe.augment
+    if augment is None:  # of own images only this is known: a small shift leaves the class as it is
+        augment = facts(recipe.data).augment if recipe.data in CATALOG else Augmentation(crop=min(train.size) // 8)
+    size = train.size[0] if train.size[0] == train.size[1] else recipe.image_size
+    return replace(recipe, augment=augment, image_size=size)
+
+
+def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:
+    """Initial weights are a function of the seed; the global random state is left as it was."""
+    if recipe.data in CATALOG:
+        mean, std = facts(recipe.data).mean, facts(recipe.data).std
+    elif isinstance(train, ImageSet):
+        mean, std = train.mean_and_std()
+    else:
+        mean, std = (0.5,) * train.channels, (0.25,) * train.channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return create_model(recipe.model, len(train.classes), train.channels, train.size, mean, std)
+
+
+def use_channels_last(model: nn.Module) -> None:
+    """Convolution weights only: PyTorch's own conversion would also permute the vote weights."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def make_plan(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Plan:
+    assert recipe.augment is not None
+    if isinstance(train, ImageSet):
+        return Plan(train, recipe.batch_size, recipe.augment, recipe.seed, world.rank, world.size)
+    return StreamingPlan(train, recipe.batch_size, recipe.augment, recipe.seed, device, world.rank, world.size)

@@ -1,0 +1,47 @@
+"""The margin loss against a plain loop."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mspcaps.capsules import margin_loss
+
+
+def loop(scores: list[list[float]], labels: list[int], m_plus: float, m_minus: float, absent: float) -> float:
+    total = 0.0
+    for row, label in zip(scores, labels, strict=True):
+        for j, score in enumerate(row):
+            total += max(0, m_plus - score) ** 2 if j == label else absent * max(0, score - m_minus) ** 2
+    return total / len(scores)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 6), st.integers(2, 12), st.integers(0, 10**6))
+def test_equals_the_loop(batch, classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(batch, classes, dtype=torch.float64, generator=generator)
+    labels = torch.randint(classes, (batch,), generator=generator)
+    expected = loop(scores.tolist(), labels.tolist(), 0.9, 0.1, 0.5)
+    assert margin_loss(scores, labels).item() == pytest.approx(expected, abs=1e-12)
+    expected = loop(scores.tolist(), labels.tolist(), 0.8, 0.3, 0.25)
+    loss = margin_loss(scores, labels, m_plus=0.8, m_minus=0.3, absent=0.25)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_is_zero_exactly_inside_the_margins():
+    labels = torch.tensor([1])
+    assert margin_loss(torch.tensor([[0.1, 0.9, 0.05]]), labels) == 0
+    assert margin_loss(torch.tensor([[0.1, 0.8, 0.05]]), labels) == pytest.approx(0.01)
+    assert margin_loss(torch.tensor([[0.3, 0.9, 0.05]]), labels) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_scores_give_a_float32_loss(dtype):
+    scores = torch.rand(8, 5).to(dtype).requires_grad_()
+    labels = torch.arange(8) % 5
+    loss = margin_loss(scores, labels)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(loop(scores.tolist(), labels.tolist(), 0.9, 0.1, 0.5), rel=1e-5)
+    assert scores.grad.isfinite().all()

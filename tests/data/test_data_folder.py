@@ -1,0 +1,203 @@
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_writers import png_header
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mspcaps.data import load_dataset, open_folder
+from mspcaps.data.folder import split_by_hash
+from mspcaps.data.pictures import read_form, read_picture
+from mspcaps.errors import MspcapsError
+
+
+def _save(path: Path, colour: object, size: tuple[int, int] = (8, 6), mode: str = "RGB", **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two classes in a train and a test folder; pictures are 8 wide and 6 high, of one colour each."""
+    for n in range(3):
+        _save(tmp_path / "set" / "train" / "cat" / f"{n}.png", (n, 0, 0))
+        _save(tmp_path / "set" / "train" / "dog" / f"{n}.bmp", (n, 100, 0))
+    _save(tmp_path / "set" / "test" / "dog" / "only.gif", (0, 100, 7))
+    (tmp_path / "set" / "train" / "dog" / "notes.txt").write_text("not a picture")
+    return tmp_path / "set"
+
+
+def test_folder_with_its_own_split(root: Path) -> None:
+    train, test = load_dataset(root, "train"), load_dataset(str(root), "test")
+    assert train.classes == test.classes == ("cat", "dog") and train.name == "set"
+    assert train.images.shape == (6, 3, 6, 8) and train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert train.images[4].unique(dim=1).shape == (3, 1, 8) and train.images[4, :, 2, 3].tolist() == [1, 100, 0]
+    assert test.labels.tolist() == [1] and test.images[0, :, 0, 0].tolist() == [0, 100, 7]
+    assert len(load_dataset(root, "all")) == 7
+    assert load_dataset(root, "train", image_size=16).size == (16, 16)
+    assert load_dataset(root, "train", image_size=(4, 5)).size == (4, 5)
+
+
+def test_folder_without_split_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
+    for name, count in (("a", 10), ("b", 7), ("c", 1)):
+        for n in range(count):
+            _save(tmp_path / "set" / name / "deep" / f"{n}.png", n, mode="L")
+    train, test = open_folder(tmp_path / "set", "train"), open_folder(tmp_path / "set", "test")
+    assert train.channels == 1 and train.size == (6, 8)
+    assert [train.labels.count(k) for k in range(3)] == [8, 6, 1]
+    assert [test.labels.count(k) for k in range(3)] == [2, 1, 0]
+    assert not set(train.paths) & set(test.paths)
+    (tmp_path / "set").rename(tmp_path / "moved")
+    moved = open_folder(tmp_path / "moved", "test")
+    assert [Path(path).name for path in moved.paths] == [Path(path).name for path in test.paths]
+
+
+@given(st.lists(st.text(min_size=1), unique=True))
+def test_split_by_hash_is_a_partition_that_does_not_depend_on_the_order(names: list[str]) -> None:
+    names = [name for name in names if name.isprintable()]
+    train, test = split_by_hash(names)
+    assert sorted(train + test) == list(range(len(names)))
+    assert len(test) == (0 if len(names) < 2 else max(1, round(len(names) / 5)))
+    backwards = split_by_hash(names[::-1])[1]
+    assert {names[i] for i in test} == {names[::-1][i] for i in backwards}
+
+
+def test_streaming_equals_resident_and_works_in_loader_workers(root: Path) -> None:
+    stream = open_folder(root, "train", (5, 5))
+    assert stream.estimated_bytes == 6 * 3 * 5 * 5
+    loader = torch.utils.data.DataLoader(stream, batch_size=4, num_workers=1)  # type: ignore[arg-type]
+    images, labels = zip(*loader, strict=True)
+    resident = stream.resident()
+    assert torch.equal(torch.cat(images), resident.images) and torch.equal(torch.cat(labels), resident.labels)
+
+
+def test_sizes_are_inferred(tmp_path: Path) -> None:
+    for n, size in enumerate(((10, 20), (30, 40), (50, 60))):
+        _save(tmp_path / "mixed" / "a" / f"{n}.png", 0, size)
+    assert open_folder(tmp_path / "mixed", "all").size == (40, 40)  # median of 30 and 50, one of the three is held out
+    _save(tmp_path / "large" / "a" / "0.png", 0, (1000, 700))
+    assert open_folder(tmp_path / "large", "all").size == (224, 224)
+
+
+def test_modes(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    Image.fromarray(np.full((2, 2), 0x8123, np.uint16)).save(path)
+    assert read_picture(path, (2, 2), 1).tolist() == [[[0x81, 0x81], [0x81, 0x81]]]
+    Image.new("RGBA", (1, 1), (10, 20, 30, 0)).save(path)
+    assert read_picture(path, (1, 1), 3).tolist() == [[[255]], [[255]], [[255]]]
+    Image.new("RGBA", (1, 1), (10, 20, 30, 255)).save(path)
+    assert read_picture(path, (1, 1), 3).tolist() == [[[10]], [[20]], [[30]]]
+    Image.new("1", (1, 1), 1).save(path)
+    assert read_picture(path, (1, 1), 3).tolist() == [[[255]], [[255]], [[255]]]
+    palette = Image.new("P", (1, 1), 0)
+    palette.putpalette([9, 8, 7])
+    palette.save(path)
+    assert read_picture(path, (1, 1), 3).tolist() == [[[9]], [[8]], [[7]]]
+    Image.new("CMYK", (4, 4), (0, 0, 0, 255)).save(tmp_path / "x.jpg")
+    assert read_picture(tmp_path / "x.jpg", (1, 1), 3).max() < 10
+
+
+def test_a_photo_on_its_side_is_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned a quarter clockwise
+    (tmp_path / "a").mkdir()
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:, :16] = 255  # left half white: becomes the upper half
+    Image.fromarray(pixels).save(tmp_path / "a" / "x.jpg", exif=exif, quality=95)
+    data = load_dataset(tmp_path, "all")
+    assert data.size == (32, 16)
+    assert data.images[0, :, :14].min() > 200 and data.images[0, :, 18:].max() < 50
+
+
+def test_broken_pictures_are_named(root: Path) -> None:
+    victim = root / "train" / "cat" / "1.png"
+    whole = victim.read_bytes()
+    cases = {
+        "is refused: it claims": png_header(30000, 30000),
+        "is refused: it claims 9000x9000 pixels": png_header(9000, 9000),
+        "is not a PNG": b"hello",
+        "broken": whole[:-30],
+    }
+    for reason, content in cases.items():
+        victim.write_bytes(content)
+        with pytest.raises(MspcapsError) as caught:
+            load_dataset(root, "train", image_size=8)
+        assert str(victim) in str(caught.value) and reason in str(caught.value)
+    victim.write_bytes(b"")
+    with pytest.raises(MspcapsError, match=r"1.png"):
+        load_dataset(root, "train")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damaged_pictures_never_escape_as_another_exception(tmp_path: Path, data: st.DataObject) -> None:
+    buffer = io.BytesIO()
+    kind = data.draw(st.sampled_from(["PNG", "JPEG", "BMP", "WEBP", "GIF"]))
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(buffer, kind)
+    content = bytearray(buffer.getvalue())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "x"
+    path.write_bytes(content[: data.draw(st.integers(1, len(content)))])
+    for read in (read_form, lambda path: read_picture(path, (4, 4), 3)):
+        try:
+            read(path)
+        except MspcapsError as error:
+            assert str(path) in str(error)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "x.png")
+    with pytest.raises(MspcapsError, match="is not a plain file"):
+        load_dataset(tmp_path, "all")
+
+
+def test_folders_that_are_no_data_set(root: Path, tmp_path: Path) -> None:
+    def refused(path: Path, reason: str, split: str = "train") -> None:
+        with pytest.raises(MspcapsError) as caught:
+            load_dataset(path, split)
+        assert reason in str(caught.value)
+
+    refused(tmp_path / "absent", "does not exist")
+    (tmp_path / "flat").mkdir()
+    _save(tmp_path / "flat" / "x.png", 0)
+    refused(tmp_path / "flat", "holds no class folders")
+    (root / "train" / "empty").mkdir()
+    refused(root, f"the class folder {root / 'train' / 'empty'} holds no PNG")
+    (root / "train" / "empty").rmdir()
+    _save(root / "test" / "fox" / "x.png", 0)
+    refused(root, "is a class that", "test")
+    (tmp_path / "one").mkdir()
+    _save(tmp_path / "one" / "a" / "x.png", 0)
+    refused(tmp_path / "one", "holds no pictures for the split 'test'", "test")
+    (tmp_path / "x.txt").write_text("")
+    refused(tmp_path / "x.txt", "neither a folder nor an .npz")
+
+
+def test_link_loops_are_not_followed(tmp_path: Path) -> None:
+    _save(tmp_path / "set" / "a" / "x.png", 0)
+    (tmp_path / "set" / "a" / "loop").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "a" / "self.png").symlink_to("self.png")
+    with pytest.raises(MspcapsError, match=r"self.png"):
+        load_dataset(tmp_path / "set", "all")
+    (tmp_path / "set" / "a" / "self.png").unlink()
+    assert len(load_dataset(tmp_path / "set", "all")) == 1
+    (tmp_path / "set" / "back").symlink_to(tmp_path)
+    with pytest.raises(MspcapsError, match="is a link back to"):
+        load_dataset(tmp_path / "set", "all")
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import mspcaps.data, sys; assert not {'matplotlib', 'rich', 'tyro', 'scipy', 'safetensors'} & set(sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -1,0 +1,89 @@
+"""`evaluate` against a plain loop over single images."""
+
+import math
+
+import pytest
+import torch
+
+from mspcaps import create_model, load_dataset
+from mspcaps.capsules import margin_loss
+from mspcaps.data import ImageSet
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation import confidence, evaluate
+from mspcaps.evaluation.accuracy import calibration_error
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageSet:
+    whole = load_dataset("fashionmnist_sample", "test", 16)
+    return whole.subset(torch.arange(0, 1000, 23))  # 44 images, all classes
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return create_model("mspcaps_t_p2", in_chans=1, img_size=16).train()
+
+
+def test_against_a_loop(model, data):
+    found = evaluate(model, data, batch_size=13)
+    assert model.training, "its mode is left as it was"
+    model.eval()
+    right, loss, confusion, sure, hits = 0, 0.0, [[0] * 10 for _ in range(10)], [], []
+    for image, label in zip(data.images, data.labels, strict=True):
+        with torch.no_grad():
+            scores = model(image[None].float() / 255)
+        answer = max(range(10), key=lambda k: scores[0, k].item())
+        right += answer == label
+        loss += margin_loss(scores, label[None]).item()
+        confusion[int(label)][answer] += 1
+        sure.append(scores[0, answer].item() / sum(scores[0].tolist()))
+        hits.append(answer == int(label))
+    model.train()
+    ece = 0.0
+    for low in range(15):
+        inside = [i for i, s in enumerate(sure) if low / 15 < s <= (low + 1) / 15]
+        if inside:
+            ece += abs(sum(hits[i] for i in inside) - sum(sure[i] for i in inside)) / len(sure)
+    assert found.n == len(data) == 44
+    assert found.accuracy == pytest.approx(100 * right / 44)
+    assert found.loss == pytest.approx(loss / 44, rel=1e-5)
+    assert found.ece == pytest.approx(100 * ece, abs=1e-3)
+    assert found.confusion.tolist() == confusion
+    assert found.confusion.dtype == torch.int64
+    assert found.scores.shape == (44, 10)
+    assert found.predictions.tolist() == found.scores.argmax(1).tolist()
+    assert found.per_class[3] == pytest.approx(100 * confusion[3][3] / sum(confusion[3]))
+
+
+def test_progress_reaches_the_end(model, data):
+    seen = []
+    evaluate(model, data, batch_size=20, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(20, 44), (40, 44), (44, 44)]
+
+
+def test_a_class_without_images_has_no_accuracy(model, data):
+    found = evaluate(model, data.subset(data.labels == 4))
+    assert [math.isnan(value) for value in found.per_class] == [k != 4 for k in range(10)]
+
+
+def test_confidence():
+    lengths = torch.tensor([[0.9, 0.3], [0.0, 0.0], [0.2, 0.6]])
+    assert confidence(lengths, True).tolist() == pytest.approx([0.75, 0.5, 0.75])
+    logits = torch.tensor([[0.0, math.log(3.0)], [-5.0, -5.0]])
+    assert confidence(logits, False).tolist() == pytest.approx([0.75, 0.5])
+
+
+def test_calibration_error():
+    sure, right = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.5]), torch.tensor([True, True, False, True, False])
+    assert calibration_error(sure, right) == pytest.approx((4 * 0.15 + 0.5) / 5)
+    assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
+
+
+def test_what_does_not_fit_is_refused(model, data):
+    with pytest.raises(MspcapsError, match="takes images of 1 x 16 x 16"):
+        evaluate(model, data.resized((32, 32)))
+    with pytest.raises(MspcapsError, match="knows 10 classes"):
+        evaluate(model, ImageSet(data.images, data.labels, (*data.classes, "hat"), "more"))
+    with pytest.raises(MspcapsError, match="at least 1"):
+        evaluate(model, data, batch_size=0)

@@ -1,0 +1,20 @@
+"""Kernels are tested on the GPU where there is one, otherwise in Triton's interpreter on the CPU."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which the kernels do lazily
+
+
+@pytest.fixture
+def device() -> torch.device:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from triton import knobs
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not knobs.runtime.interpret:
+        pytest.skip("neither a GPU nor Triton's interpreter")
+    return device

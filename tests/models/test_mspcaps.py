@@ -1,0 +1,186 @@
+"""MSPCaps: the paper's parameter counts, a functional reference of the whole network, and every size of image."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from mspcaps import create_model, list_models
+from mspcaps.capsules import length, margin_loss
+from mspcaps.errors import MspcapsError
+
+PARAMETERS = {  # shared/spec/mspcaps.md, section 2: 3 x 32 x 32, 10 classes
+    "mspcaps_t": 344_320,
+    "mspcaps_t_unshared": 557_312,
+    "mspcaps_t_p2": 899_392,
+    "mspcaps_t_p3": 388_712,
+    "mspcaps_t_scale32": 92_920,
+    "mspcaps_t_scale16": 86_904,
+    "mspcaps_t_scale8": 293_656,
+    "mspcaps_t_scale32_16": 87_696,
+    "mspcaps_t_dr": 483_528,
+    "mspcaps_l": 10_932_944,
+    "mspcaps_l_shared": 7_913_664,
+    "mspcaps_l_p2": 39_446_480,
+    "mspcaps_l_p3": 13_702_704,
+    "mspcaps_l_dr": 14_691_312,
+}
+PRINTED = {  # what the paper's tables show; it truncates
+    "mspcaps_t": "344.3K", "mspcaps_t_unshared": "557.3K", "mspcaps_t_p2": "899.3K", "mspcaps_t_p3": "388.7K",
+    "mspcaps_t_scale32": "92.9K", "mspcaps_t_scale16": "86.9K", "mspcaps_t_scale8": "293.6K",
+    "mspcaps_t_scale32_16": "87.6K", "mspcaps_t_dr": "483.5K", "mspcaps_l": "10.9M", "mspcaps_l_shared": "7.9M",
+    "mspcaps_l_p2": "39.4M", "mspcaps_l_p3": "13.7M", "mspcaps_l_dr": "14.6M",
+}  # fmt: skip
+LEAST = {  # smallest side with one patch on the coarsest map in use
+    "mspcaps_t": 13, "mspcaps_t_p2": 5, "mspcaps_t_p3": 9, "mspcaps_t_scale32": 4, "mspcaps_t_scale16": 7,
+    "mspcaps_t_scale8": 13, "mspcaps_t_scale32_16": 7, "mspcaps_t_dr": 13, "mspcaps_l_p2": 5,
+}  # fmt: skip
+
+
+def shapes_only(name, **task):
+    with torch.device("meta"):
+        return create_model(name, **task)
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_every_registered_variant_has_its_row():
+    assert list_models("mspcaps*") == sorted(PARAMETERS) == sorted(PRINTED)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_exactly_those_of_the_paper(name):
+    params = count(shapes_only(name))
+    assert params == PARAMETERS[name]
+    unit = 10**6 if PRINTED[name].endswith("M") else 10**3
+    assert f"{params * 10 // unit / 10:.1f}" == PRINTED[name][:-1]
+
+
+def test_one_channel_takes_fewer_parameters():
+    assert count(create_model("mspcaps_t", in_chans=1)) == 343_744
+
+
+def reference_t(weights, x):
+    """MSPCaps-T in evaluation mode, layer by layer from its weights, the routing as in the paper's equations."""
+
+    def conv_bn(x, key, stride=1):
+        x = F.conv2d(x, weights[f"{key}.conv.weight"], stride=stride, padding=1)
+        mean, var, gain, shift = (
+            weights[f"{key}.bn.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / (var + 1e-5).sqrt() * gain + shift
+
+    def patchify(f, i):
+        patches = F.unfold(f, 4, stride=4).view(len(f), f.shape[1], 16, -1).mean(2).transpose(1, 2)  # [b, n, c]
+        key = f"patchify.{i}"
+        u = patches @ weights[f"{key}.project.weight"].T + weights[f"{key}.project.bias"] + weights[f"{key}.position"]
+        return F.layer_norm(u, u.shape[-1:], weights[f"{key}.norm.weight"], weights[f"{key}.norm.bias"])
+
+    def route(u1, u2, i):
+        w = weights[f"routing.{i}.w2"].permute(2, 0, 1, 3)  # the paper's [j, k, d, e]
+        side = int(u2.shape[1] ** 0.5)
+        under = [[2 * (k // side) + r, 2 * (k % side) + c] for k in range(side**2) for r in (0, 1) for c in (0, 1)]
+        u1 = torch.stack([u1[:, row * 2 * side + column] for row, column in under], 1).view(len(u1), side**2, 4, -1)
+        fine, coarse = torch.einsum("bkmd,jkde->bjkme", u1, w), torch.einsum("bkd,jkde->bjke", u2, w)
+        agreement = torch.einsum("bjkme,bjke->bjkm", fine, coarse) / w.shape[-1] ** 0.5
+        s = torch.einsum("bjk,bjke->bje", agreement.max(3).values.softmax(2), coarse)
+        norm = s.norm(dim=-1, keepdim=True)
+        return norm**2 / (1 + norm**2) * s / norm
+
+    x, capsules = (x - weights["normalize.mean"]) / weights["normalize.std"], []
+    for i in range(3):
+        x = conv_bn(x, f"blocks.{i}.first", stride=1 if i == 0 else 2).relu()
+        x = (conv_bn(x, f"blocks.{i}.rest.0") + x).relu()
+        capsules.append(patchify(x, i))
+    return route(route(capsules[0], capsules[1], 0), capsules[2], 1)
+
+
+def test_the_whole_network_equals_a_functional_reference():
+    torch.manual_seed(0)
+    model = create_model("mspcaps_t", mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)).double()
+    for _ in range(3):
+        model(torch.rand(8, 3, 32, 32, dtype=torch.float64))
+    x = torch.rand(3, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        v = model.eval().forward_capsules(x)
+        torch.testing.assert_close(v, reference_t(model.state_dict(), x), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if not name.startswith("mspcaps_l_p")])
+def test_scores_are_the_lengths_of_the_class_capsules(name):
+    torch.manual_seed(0)
+    model, x = create_model(name, num_classes=6).eval(), torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        capsules, scores = model.forward_capsules(x), model(x)
+    assert capsules.shape[:2] == (2, 6) and capsules.dim() == 3
+    assert scores.shape == (2, 6)
+    torch.testing.assert_close(scores, length(capsules))
+    assert (scores >= 0).all() and (scores < 1).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    name=st.sampled_from(["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_p3", "mspcaps_t_dr"]),
+    batch=st.integers(1, 3),
+    height=st.integers(0, 30),
+    width=st.integers(0, 30),
+    in_chans=st.integers(1, 5),
+    num_classes=st.integers(2, 12),
+)
+def test_any_task_that_leaves_a_capsule_works(name, batch, height, width, in_chans, num_classes):
+    least = LEAST.get(name, 13)
+    size = (least + height, least + width)  # odd, non-square, down to the smallest
+    model = create_model(name, num_classes=num_classes, in_chans=in_chans, img_size=size).eval()
+    scores = model(torch.rand(batch, in_chans, *size))
+    assert scores.shape == (batch, num_classes)
+    assert ((scores >= 0) & (scores < 1)).all()
+    margin_loss(scores, torch.zeros(batch, dtype=torch.long)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", LEAST)
+@pytest.mark.parametrize("size", [(0, 0), (1, 1), (3, 40), (40, 2), (-4, 8), "one too few"])
+def test_impossible_sizes_are_refused_with_the_nearest_that_works(name, size):
+    least = LEAST[name]
+    size = (least - 1, least) if size == "one too few" else size
+    with pytest.raises(MspcapsError) as refusal:
+        create_model(name, img_size=size)
+    assert f"{size[0]} x {size[1]}" in str(refusal.value)
+    nearest = tuple(
+        int(side) for side in re.search(r"nearest size that works is (\d+) x (\d+)", str(refusal.value)).groups()
+    )
+    assert nearest == tuple(max(side, least) for side in size)
+    model = shapes_only(name, img_size=nearest).eval()
+    assert model(torch.empty(1, 3, *nearest, device="meta")).shape == (1, 10)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_flat_images_give_finite_scores_and_gradients(scale):
+    torch.manual_seed(0)
+    model = create_model("mspcaps_t")
+    scores = model(torch.full((4, 3, 32, 32), scale))
+    margin_loss(scores, torch.arange(4)).backward()
+    assert scores.isfinite().all() and all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_few_steps_of_training_learn_a_batch():
+    torch.manual_seed(0)
+    model, labels = create_model("mspcaps_t", num_classes=4), torch.arange(8) % 4
+    x = 0.2 * torch.rand(8, 3, 32, 32)
+    for image, label in zip(x, labels.tolist(), strict=True):  # one bright quarter per class
+        row, column = divmod(label, 2)
+        image[:, 16 * row : 16 * (row + 1), 16 * column : 16 * (column + 1)] += 0.6
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        losses.append(margin_loss(model(x), labels))
+        losses[-1].backward()
+        optimizer.step()
+    assert torch.equal(model(x).argmax(1), labels)
+    assert losses[-1] < 0.1 * losses[0]

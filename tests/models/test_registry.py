@@ -1,0 +1,128 @@
+"""The contract that every registered model keeps."""
+
+import numpy as np
+import pytest
+import torch
+
+from mspcaps import create_model, list_models
+from mspcaps.errors import MspcapsError
+from mspcaps.models import register_model, registry
+
+SMALL = [name for name in list_models() if not name.startswith("mspcaps_l")]
+
+
+def warmed(name, **task):
+    """A model whose BatchNorm statistics are no longer the initial ones."""
+    torch.manual_seed(0)
+    model = create_model(name, **task)
+    chans, (height, width) = model.config["in_chans"], model.config["img_size"]
+    for _ in range(3):
+        model.train()(torch.rand(8, chans, height, width))
+    return model.eval()
+
+
+def test_names_are_sorted_and_match_shell_patterns():
+    assert list_models() == sorted(list_models())
+    capsules = list_models("*caps*")
+    assert len(capsules) >= 14 and not any("resnet" in name for name in capsules)
+    assert list_models("resnet*") == ["resnet18", "resnet20"]
+    assert list_models("nothing like this") == []
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_parameter_receives_a_gradient(name):
+    torch.manual_seed(0)
+    model = create_model(name, num_classes=7)
+    scores = model(torch.rand(4, 3, 32, 32))
+    assert scores.shape == (4, 7)
+    (scores * torch.randn(4, 7)).sum().backward()
+    without = [key for key, p in model.named_parameters() if p.grad is None or not (p.grad != 0).any()]
+    assert without == []
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_evaluation_is_repeatable_and_does_not_depend_on_the_batch(name):
+    model, x = warmed(name), torch.rand(5, 3, 32, 32)
+    with torch.no_grad():
+        together = model(x)
+        assert torch.equal(model(x), together)
+        alone = torch.cat([model(image[None]) for image in x])
+        backwards = model(x.flip(0)).flip(0)
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(backwards, together, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_last_equals_contiguous(name):
+    model, x = warmed(name), torch.rand(3, 3, 32, 32)
+    with torch.no_grad():
+        expected = model(x)
+        actual = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t", "resnet20"])
+def test_the_normalisation_lives_inside(name):
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    inside, x = warmed(name, mean=mean, std=std), torch.rand(2, 3, 32, 32)
+    outside = create_model(name, mean=(0, 0, 0), std=(1, 1, 1)).eval()
+    outside.load_state_dict({**inside.state_dict(), **outside.normalize.state_dict(prefix="normalize.")})
+    normalized = torch.stack([(x[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
+    with torch.no_grad():
+        torch.testing.assert_close(inside(x), outside(normalized), rtol=1e-4, atol=1e-5)
+        assert (inside(x) - outside(x)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t", "resnet20"])
+def test_a_plain_dictionary_of_weights_loads_into_a_new_model(name):
+    source, target, x = warmed(name), create_model(name).eval(), torch.rand(2, 3, 32, 32)
+    target.load_state_dict(dict(source.state_dict()))
+    with torch.no_grad():
+        assert torch.equal(source(x), target(x))
+
+
+def test_the_model_remembers_what_it_was_made_for():
+    model = create_model("resnet20", 5, 2, (20, 24), mean=np.array([0.1, 0.2]), std=np.array([0.3, 0.4]))
+    sizes = {"num_classes": 5, "in_chans": 2, "img_size": (20, 24)}
+    assert model.config == {"name": "resnet20", **sizes, "mean": (0.1, 0.2), "std": (0.3, 0.4)}
+    assert type(model.config["mean"][0]) is float
+    twin = create_model(**model.config)
+    assert model(torch.rand(2, 2, 20, 24)).shape == twin(torch.rand(2, 2, 20, 24)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("mspcaps-t", "mspcaps_t"), ("mspcap_l", "mspcaps_l"), ("resnet-18", "resnet18")]
+)
+def test_an_unknown_name_suggests_the_nearest(wrong, right):
+    with pytest.raises(MspcapsError, match=f"no model '{wrong}'.*'{right}'"):
+        create_model(wrong)
+
+
+def test_a_name_like_no_other_points_to_the_list():
+    with pytest.raises(MspcapsError, match="mspcaps models"):
+        create_model("quite something else")
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"num_classes": 1}, "num_classes is 1.*at least 2"),
+        ({"in_chans": 0}, "in_chans is 0.*at least 1"),
+        ({"mean": (0.5,)}, "one value per channel: got 1 and 3 for 3"),
+        ({"in_chans": 1, "std": (1, 1, 1)}, "one value per channel: got 1 and 3 for 1"),
+    ],
+)
+def test_impossible_tasks_are_refused(task, message):
+    with pytest.raises(MspcapsError, match=message):
+        create_model("mspcaps_t", **task)
+
+
+def test_the_name_of_the_function_is_the_name_of_the_model(monkeypatch):
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def mine(**task):
+        return torch.nn.Flatten()
+
+    assert "mine" in list_models() and isinstance(create_model("mine"), torch.nn.Flatten)

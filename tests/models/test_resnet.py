@@ -1,0 +1,103 @@
+"""The convolutional yardsticks: exact counts, and a layer-by-layer functional reference of each."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from mspcaps import create_model
+from mspcaps.errors import MspcapsError
+
+LEAST = {"resnet20": 4, "resnet18": 8}
+
+
+@pytest.mark.parametrize(("name", "params"), [("resnet20", 269_722), ("resnet18", 11_173_962)])
+def test_parameters_are_exactly_those_of_the_literature(name, params):
+    with torch.device("meta"):
+        model = create_model(name)
+        assert sum(p.numel() for p in model.parameters()) == params
+        wide = create_model(name, in_chans=1, num_classes=100)
+    stem, head = (16, 64) if name == "resnet20" else (64, 512)
+    assert sum(p.numel() for p in wide.parameters()) == params - 2 * 9 * stem + 90 * (head + 1)
+
+
+def reference(weights, x, widths, blocks_per_stage):
+    """ResNet in evaluation mode from its weights; a shortcut is a projection where the weights hold one."""
+
+    def conv_bn(x, key, stride=1):
+        kernel = weights[f"{key}.conv.weight"]
+        x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        stats = (weights[f"{key}.bn.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, *stats, training=False)
+
+    x = conv_bn((x - weights["normalize.mean"]) / weights["normalize.std"], "stem").relu()
+    number = 0
+    for stage, width in enumerate(widths):
+        for block in range(blocks_per_stage):
+            key, stride = f"blocks.{number}", 2 if stage > 0 and block == 0 else 1
+            y = conv_bn(conv_bn(x, f"{key}.first", stride).relu(), f"{key}.second")
+            if f"{key}.shortcut.conv.weight" in weights:
+                shortcut = conv_bn(x, f"{key}.shortcut", stride)
+            else:  # every second pixel; channels that did not exist before are zero
+                shortcut = torch.zeros_like(y)
+                for row in range(y.shape[2]):
+                    for column in range(y.shape[3]):
+                        shortcut[:, : x.shape[1], row, column] = x[:, :, row * stride, column * stride]
+            x = (y + shortcut).relu()
+            assert x.shape[1] == width
+            number += 1
+    assert f"blocks.{number}.first.conv.weight" not in weights
+    return x.mean((2, 3)) @ weights["head.weight"].T + weights["head.bias"]
+
+
+@pytest.mark.parametrize(
+    ("name", "widths", "blocks", "size"),
+    [("resnet20", (16, 32, 64), 3, (13, 10)), ("resnet18", (64, 128, 256, 512), 2, (9, 16))],
+)
+def test_equals_a_functional_reference(name, widths, blocks, size):
+    torch.manual_seed(0)
+    model = create_model(name, img_size=size, num_classes=5, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)).double()
+    for _ in range(2):
+        model(torch.rand(4, 3, *size, dtype=torch.float64))  # BatchNorm statistics other than the initial ones
+    x = torch.rand(2, 3, *size, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), reference(model.state_dict(), x, widths, blocks))
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    batch=st.integers(1, 3),
+    height=st.integers(4, 40),
+    width=st.integers(4, 40),
+    in_chans=st.integers(1, 5),
+    num_classes=st.integers(2, 12),
+)
+def test_any_task_works(batch, height, width, in_chans, num_classes):
+    model = create_model("resnet20", num_classes, in_chans, (height, width)).eval()
+    x = torch.rand(batch, in_chans, height, width)
+    assert model(x).shape == (batch, num_classes)
+    assert model.forward_features(x).shape == (batch, 64, -(-height // 4), -(-width // 4))
+
+
+@pytest.mark.parametrize("name", LEAST)
+@pytest.mark.parametrize("size", [(1, 1), (3, 40), (40, 2), (0, 0)])
+def test_small_images_are_refused_with_the_nearest_size_that_works(name, size):
+    with pytest.raises(MspcapsError, match=f"{size[0]} x {size[1]} pixels") as refusal:
+        create_model(name, img_size=size)
+    nearest = tuple(int(side) for side in re.search(r"works is (\d+) x (\d+)", str(refusal.value)).groups())
+    assert nearest == tuple(max(side, LEAST[name]) for side in size)
+    assert create_model(name, img_size=nearest)(torch.rand(2, 3, *nearest)).shape == (2, 10)
+
+
+def test_there_are_no_capsules_in_it():
+    assert not hasattr(create_model("resnet20"), "forward_capsules")
+
+
+def test_a_batch_keeps_its_variance_through_the_untrained_network():
+    # He's initialisation: neither vanishing nor exploding.
+    torch.manual_seed(0)
+    logits = create_model("resnet20", num_classes=100)(torch.rand(8, 3, 32, 32))
+    assert 0.1 < logits.std() < 10

@@ -1,0 +1,119 @@
+"""The one direction of the data (shared/design.md): a package never imports one to its right."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "mspcaps"
+ORDER = [  # from left to right; what shares a line may import each other, APART excepted
+    {"errors", "files"},
+    {"capsules", "kernels"},  # a routing picks its kernel, a kernel takes its constants from the maths
+    {"data"},
+    {"models"},
+    {"training"},
+    {"weights", "ledger"},
+    {"evaluation", "explain", "export"},
+    {"report", "app"},
+    {"cli", "__main__", "__init__"},  # __init__ is the public API: it may take from everywhere
+]
+RANK = {package: rank for rank, packages in enumerate(ORDER) for package in packages}
+APART = {"capsules", "data"}  # neither imports the other
+CONSTANTS = {"__version__"}  # of the root, for anyone
+
+
+def package_of(path: Path, source: Path = SOURCE) -> str:
+    """models/layers.py -> models; cli.py -> cli."""
+    return path.relative_to(source).with_suffix("").parts[0]
+
+
+def imports_of(path: Path, source: Path = SOURCE) -> set[tuple[int, str]]:
+    """(line, package) of everything that a file takes from mspcaps, wherever in the file the import stands."""
+    here = ("mspcaps", *path.relative_to(source).with_suffix("").parts)
+    found: set[tuple[int, str]] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: -node.level] if node.level else ()
+            base += tuple(node.module.split(".")) if node.module else ()
+            names = [(*base, alias.name) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name[0] != "mspcaps" or (len(name) == 2 and name[1] in CONSTANTS):
+                continue
+            inside = len(name) > 1 and ((source / name[1]).is_dir() or (source / f"{name[1]}.py").is_file())
+            found.add((node.lineno, name[1] if inside else "__init__"))
+    return found
+
+
+def violations(source: Path) -> list[str]:
+    """One sentence per import that runs against the order."""
+    wrong = []
+    for path in sorted(source.rglob("*.py")):
+        package = package_of(path, source)
+        for line, other in sorted(imports_of(path, source)):
+            if package == other:
+                continue
+            against = RANK.get(other, -1) > RANK.get(package, -1) or {package, other} == APART
+            if against or package not in RANK or other not in RANK:
+                wrong.append(f"{path.relative_to(source)}:{line}: {package} imports {other}")
+    return wrong
+
+
+def test_no_package_imports_one_to_its_right():
+    assert violations(SOURCE) == []
+
+
+def test_every_package_has_its_place():
+    packages = {package_of(path) for path in SOURCE.rglob("*.py")}
+    assert packages <= set(RANK), "give the new package a place in ORDER and in shared/design.md"
+    assert {"errors", "capsules", "data", "models", "__init__"} <= packages
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "verdict"),
+    [
+        ("capsules/a.py", "from mspcaps.models import layers", "capsules imports models"),
+        ("capsules/a.py", "from mspcaps.data.b import c", "capsules imports data"),
+        ("data/a.py", "import mspcaps.capsules", "data imports capsules"),
+        ("models/a.py", "from mspcaps import training", "models imports training"),
+        ("models/a.py", "from ..training.b import c", "models imports training"),
+        ("models/__init__.py", "from mspcaps.cli import main", "models imports cli"),
+        ("training/a.py", "def f():\n    from mspcaps.weights import load", "training imports weights"),
+        ("training/a.py", "import mspcaps", "training imports __init__"),
+        ("training/a.py", "from mspcaps import create_model", "training imports __init__"),
+        ("strange/a.py", "from mspcaps.errors import MspcapsError", "strange imports errors"),
+        ("training/a.py", "from mspcaps import __version__", None),
+        ("training/a.py", "from mspcaps.models import create_model\nfrom . import b\nimport torch.models", None),
+        ("weights/a.py", "from mspcaps.ledger import entry", None),
+        ("cli.py", "import mspcaps\nfrom mspcaps import data, create_model", None),
+        ("__init__.py", "from mspcaps.report import write", None),
+    ],
+)
+def test_the_check_sees_what_it_should(tmp_path, path, text, verdict):
+    for packages in ORDER[:-1]:
+        for package in packages:
+            (tmp_path / package).mkdir()
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "cli.py").touch()
+    (tmp_path / path).write_text(text)
+    found = violations(tmp_path)
+    assert [sentence.split(": ")[1] for sentence in found] == ([verdict] if verdict else [])
+
+
+def test_importing_the_library_stays_light():
+    code = "import mspcaps, sys; print(*sorted({'matplotlib', 'rich', 'tyro'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SOURCE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -1,0 +1,67 @@
+"""Recipes: every file is valid, bad ones are refused with a sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from mspcaps.data import CATALOG, facts
+from mspcaps.errors import MspcapsError
+from mspcaps.models import list_models
+from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override
+from mspcaps.training.sweep import load_sweep
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("paper/")])
+def test_paper_recipes_are_the_papers(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.model in list_models() and recipe.data in CATALOG
+    assert name == f"paper/{recipe.data}/{recipe.model}"
+    assert recipe.augment == facts(recipe.data).augment
+    assert recipe == Recipe(model=recipe.model, data=recipe.data, image_size=32, augment=recipe.augment)
+
+
+def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
+    names = [name for name in list_recipes() if name.startswith("paper/")]
+    variants = [name for name in list_models("mspcaps_*")]
+    assert len(names) == 20 and {f"paper/cifar10/{variant}" for variant in variants} <= set(names)
+
+
+def test_override_names_the_change() -> None:
+    recipe = load_recipe("paper/cifar10/mspcaps_t")
+    assert override(recipe, seed=3).run_name == "paper-seed3"
+    assert override(recipe, epochs=3).run_name == "paper+epochs=3-seed0"
+    assert override(recipe, epochs=300).name == "paper"
+    with pytest.raises(MspcapsError, match="did you mean 'epochs'"):
+        override(recipe, epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch = 3", "has no 'epoch': did you mean 'epochs'"),
+        ('epochs = "3"', "epochs must be int, not '3'"),
+        ("epochs = true", "epochs must be int, not True"),
+        ("epochs = 0", "epochs is 0, but must be at least 1"),
+        ("lr = nan", "lr is nan"),
+        ("epochs = = 3", "not a valid TOML file"),
+        ("augment = 3", "augment must be a table"),
+        ("[augment]\ncropp = 4", "has no 'cropp': did you mean 'crop'"),
+    ],
+)
+def test_bad_recipes_get_a_sentence(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(MspcapsError, match=message):
+        load_recipe(path)
+
+
+def test_sweep_files(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = [0, 2]\nepochs = 5\n')
+    assert [r.run_name for r in load_sweep(path)] == ["paper+epochs=5-seed0", "paper+epochs=5-seed2"]
+    for text, message in (
+        ("", "list of"), ('[[runs]]\nseeds = [1]', "names its recipe"), ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nx = 1', "no 'x'"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(MspcapsError, match=message):
+            load_sweep(path)

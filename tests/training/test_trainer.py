@@ -1,0 +1,162 @@
+"""Runs: repeatable, resumable bit for bit, honest about what went wrong."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mspcaps.data import Augmentation
+from mspcaps.errors import MspcapsError
+from mspcaps.models.pretrained import load_model
+from mspcaps.training import Recipe, Trainer, train
+from mspcaps.training.sweep import run_sweep
+
+CPU = torch.device("cpu")
+
+
+def recipe_for(data: Path, **changes: object) -> Recipe:
+    values = dict(
+        data=str(data),
+        epochs=3,
+        batch_size=16,
+        warmup_epochs=1,
+        lr=2e-3,
+        augment=Augmentation(2, True, 10),
+        name="test",
+    )
+    return Recipe(**values | changes)  # type: ignore[arg-type]
+
+
+def equal_files(a: Path, b: Path) -> bool:
+    x, y = load_file(a), load_file(b)
+    return x.keys() == y.keys() and all(torch.equal(x[name], y[name]) for name in x)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path, dict]:
+    folder = tmp_path_factory.mktemp("finished")
+    result = train(recipe_for(tiny_npz), "cpu", out=folder, results=folder / "results")
+    return result.recipe, result.folder, result.entry
+
+
+def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, dict]) -> None:
+    recipe, folder, entry = finished
+    path = folder.parent.parent.parent / "results" / "bars" / "mspcaps_t" / "test-seed0.json"
+    assert json.loads(path.read_text()) == json.loads(json.dumps(entry))
+    assert entry["params"] == sum(p.numel() for p in load_model(folder / "last.safetensors").parameters())
+    assert len(entry["curve"]["loss"]) == 3 and entry["accuracy"]["best"] == max(entry["curve"]["accuracy"])
+    assert entry["recipe"]["augment"] == {"crop": 2, "flip": True, "rotate": 10}
+    assert entry["curve"]["loss"][-1] < entry["curve"]["loss"][0]
+    assert not (folder / "checkpoint.safetensors").exists()
+
+
+def test_one_seed_one_result_another_seed_another(
+    finished: tuple[Recipe, Path, dict], tiny_npz: Path, tmp_path: Path
+) -> None:
+    again = train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path)
+    other = train(recipe_for(tiny_npz, seed=1), "cpu", out=tmp_path, results=tmp_path)
+    assert equal_files(again.folder / "last.safetensors", finished[1] / "last.safetensors")
+    assert not equal_files(again.folder / "last.safetensors", other.folder / "last.safetensors")
+
+
+def test_weights_file_gives_the_model_back(finished: tuple[Recipe, Path, dict], tiny_npz: Path) -> None:
+    model = load_model(finished[1] / "last.safetensors")
+    assert (model.about["classes"] == ["0", "1", "2"] and model.config["img_size"] == [16, 16]) or model.config[
+        "img_size"
+    ] == (16, 16)
+    assert model(torch.rand(2, 3, 16, 16)).shape == (2, 3)
+
+
+KILLED = """
+import multiprocessing, os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_trainer import CPU, recipe_for
+from mspcaps.training import Trainer
+
+def work(folder):
+    torch.set_num_threads(1)
+    Trainer(recipe_for({data!r}), CPU, out=Path(folder), results=Path(folder), save_every=0.0).run()
+
+if __name__ == "__main__":
+    fork = multiprocessing.get_context("fork")  # the parent has computed nothing, so a fork is safe and quick
+    clean = fork.Process(target=work, args=({clean!r},))
+    begin = time.monotonic(); clean.start(); clean.join(); whole = time.monotonic() - begin
+    assert clean.exitcode == 0
+    dice, kills = random.Random({seed}), 0
+    while kills < {kills}:
+        child = fork.Process(target=work, args=({killed!r},))
+        child.start()
+        # most of a run passes between two kills, so that they fall all over it, writes included
+        child.join(dice.uniform(0.05, 0.5) * whole)
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGKILL); child.join(); kills += 1
+        else:
+            assert child.exitcode == 0
+            break
+    child = fork.Process(target=work, args=({killed!r},)); child.start(); child.join()
+    assert child.exitcode == 0
+    print("kills", kills)
+"""
+
+
+def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
+    """Twenty kills in all, over as many interrupted runs as that takes; every checkpoint interval is one step."""
+    kills, seed = 0, random.randrange(10**6)
+    while kills < 20:
+        clean, killed = tmp_path / "clean", tmp_path / f"killed{seed}"
+        shutil.rmtree(clean, ignore_errors=True)
+        script = KILLED.format(
+            tests=str(Path(__file__).parent), data=tiny_npz, clean=str(clean), killed=str(killed), seed=seed, kills=20 - kills
+        )  # fmt: skip
+        script = script.replace("PosixPath", "Path")
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+        run = Path("bars/mspcaps_t/test-seed0")
+        for name in ("last.safetensors", "best.safetensors"):
+            assert equal_files(clean / run / name, killed / run / name), f"seed {seed}"
+        assert not list((killed / run).glob("checkpoint*"))
+        kills += int(done.stdout.split()[-1])
+        seed += 1
+
+
+def test_deadline_keeps_a_checkpoint(finished: tuple[Recipe, Path, dict], tiny_npz: Path, tmp_path: Path) -> None:
+    assert Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
+    assert not list(tmp_path.rglob("*.json"))
+    result = train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path)
+    assert equal_files(result.folder / "last.safetensors", finished[1] / "last.safetensors")
+
+
+def test_checkpoint_of_another_recipe_is_refused(tiny_npz: Path, tmp_path: Path) -> None:
+    Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
+    with pytest.raises(MspcapsError, match="written with another lr"):
+        train(recipe_for(tiny_npz, lr=1.0), "cpu", out=tmp_path, results=tmp_path)
+
+
+def test_nan_stops_the_run_with_a_sentence(tiny_npz: Path, tmp_path: Path) -> None:
+    with pytest.raises(MspcapsError, match=r"not a finite number in epoch 1, by step \d of 6: it arose in"):
+        train(recipe_for(tiny_npz, lr=1e30, warmup_epochs=0), "cpu", out=tmp_path, results=tmp_path)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Path, tmp_path: Path) -> None:
+    runs = [
+        recipe_for(tiny_npz, epochs=1),
+        recipe_for(tiny_npz, epochs=1, batch_size=500, seed=5),
+        recipe_for(tiny_npz, epochs=1, seed=1),
+    ]
+    first = run_sweep(runs[:1], CPU, out=tmp_path, results=tmp_path, report=lambda line: None)
+    rest = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=lambda line: None)
+    assert [o.state for o in first] == ["done"]
+    assert {o.recipe.seed: o.state for o in rest} == {0: "known", 5: "failed", 1: "done"}
+    assert [
+        o.state for o in run_sweep([recipe_for(tiny_npz, seed=9)], CPU, budget=-1, out=tmp_path, results=tmp_path)
+    ] == ["left"]
