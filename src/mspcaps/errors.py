@@ -2,4 +2,4 @@
 
 
 class MspcapsError(Exception):
-    """Something the user can mend. The message is one clear sentence naming the value, the reason and, if there is one, the remedy."""
+    """Something the user can mend. The message is one clear sentence: the value, the reason and, if any, the remedy."""

@@ -22,7 +22,7 @@ def test_paper_recipes_are_the_papers(name: str) -> None:
 
 def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
     names = [name for name in list_recipes() if name.startswith("paper/")]
-    variants = [name for name in list_models("mspcaps_*")]
+    variants = list_models("mspcaps_*")
     assert len(names) == 20 and {f"paper/cifar10/{variant}" for variant in variants} <= set(names)
 
 
@@ -60,8 +60,10 @@ def test_sweep_files(tmp_path: Path) -> None:
     path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = [0, 2]\nepochs = 5\n')
     assert [r.run_name for r in load_sweep(path)] == ["paper+epochs=5-seed0", "paper+epochs=5-seed2"]
     for text, message in (
-        ("", "list of"), ('[[runs]]\nseeds = [1]', "names its recipe"), ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nx = 1', "no 'x'"),
-    ):  # fmt: skip
+        ("", "list of"),
+        ("[[runs]]\nseeds = [1]", "names its recipe"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nx = 1', "no 'x'"),
+    ):
         path.write_text(text)
         with pytest.raises(MspcapsError, match=message):
             load_sweep(path)

@@ -21,16 +21,9 @@ CPU = torch.device("cpu")
 
 
 def recipe_for(data: Path, **changes: object) -> Recipe:
-    values = dict(
-        data=str(data),
-        epochs=3,
-        batch_size=16,
-        warmup_epochs=1,
-        lr=2e-3,
-        augment=Augmentation(2, True, 10),
-        name="test",
-    )
-    return Recipe(**values | changes)  # type: ignore[arg-type]
+    augment = Augmentation(2, True, 10)
+    base = {"data": str(data), "name": "test", "epochs": 3, "batch_size": 16, "warmup_epochs": 1, "lr": 2e-3}
+    return Recipe(**base | {"augment": augment} | changes)  # type: ignore[arg-type]
 
 
 def equal_files(a: Path, b: Path) -> bool:
@@ -46,7 +39,7 @@ def finished(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, dict]) -> None:
-    recipe, folder, entry = finished
+    _, folder, entry = finished
     path = folder.parent.parent.parent / "results" / "bars" / "mspcaps_t" / "test-seed0.json"
     assert json.loads(path.read_text()) == json.loads(json.dumps(entry))
     assert entry["params"] == sum(p.numel() for p in load_model(folder / "last.safetensors").parameters())
@@ -115,9 +108,9 @@ def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
         clean, killed = tmp_path / "clean", tmp_path / f"killed{seed}"
         shutil.rmtree(clean, ignore_errors=True)
         script = KILLED.format(
-            tests=str(Path(__file__).parent), data=tiny_npz, clean=str(clean), killed=str(killed), seed=seed, kills=20 - kills
+            tests=str(Path(__file__).parent), data=str(tiny_npz), clean=str(clean), killed=str(killed),
+            seed=seed, kills=20 - kills,
         )  # fmt: skip
-        script = script.replace("PosixPath", "Path")
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert done.returncode == 0, f"seed {seed}: {done.stderr}"
         run = Path("bars/mspcaps_t/test-seed0")

@@ -23,6 +23,9 @@ class PatchifyCaps(nn.Module):
 
     def forward(self, f: Tensor) -> Tensor:
         u = F.avg_pool2d(f, self.patch)  # [b, c, rows, columns]
-        u = u.permute(0, 2, 3, 1).flatten(1, 2)  # [b, n, c]
+        return self.embed(u.permute(0, 2, 3, 1).flatten(1, 2))
+
+    def embed(self, u: Tensor) -> Tensor:
+        """Patch averages [b, n, c] -> capsules [b, n, d]."""
         u = F.linear(u, self.project.weight)  # [b, n, d]
         return self.norm(u + (self.position + self.project.bias))

@@ -18,7 +18,9 @@ from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import ConvBN, Normalize
+from mspcaps.kernels import TRITON
+from mspcaps.kernels.backbone import backbone
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
 from mspcaps.models.registry import register_model
 
 
@@ -110,6 +112,9 @@ class MSPCaps(nn.Module):
 
     def forward_primary(self, x: Tensor) -> list[Tensor]:
         """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
+        if self.runs_fused(x):
+            averages = self.fused_averages(x)
+            return [patchify.embed(u) for patchify, u in zip(self.patchify, averages, strict=True)]
         maps = self.forward_features(x)
         return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
 
@@ -119,6 +124,34 @@ class MSPCaps(nn.Module):
         if len(self.routing) == 1:
             return self.routing[0](u[0], u[-1])
         return self.routing[1](self.routing[0](u[0], u[1]), u[2])
+
+    def runs_fused(self, x: Tensor) -> bool:
+        """Training on a GPU the backbone is one operator with a backward pass written by hand; the modules define it."""
+        return self.training and x.is_cuda and TRITON and all(type(layer.bn) is BatchNorm for layer in self.layers())
+
+    def layers(self) -> list[ConvBN]:
+        """All convolutions of the backbone in order."""
+        return [layer for block in self.blocks for layer in (block.first, *block.rest)]
+
+    def fused_averages(self, x: Tensor) -> list[Tensor]:
+        """[b, c, h, w] in [0, 1] -> the patch averages [b, n_i, c_i] of every scale in use, finest first."""
+        convs, norms = [layer.conv for layer in self.layers()], [layer.bn for layer in self.layers()]
+        shortcuts = [flag for block in self.blocks for flag in (False, *(True for _ in block.rest))]
+        pools = [
+            flag for i, block in enumerate(self.blocks) for flag in (*(False for _ in block.rest), i in self.scales)
+        ]
+        return backbone(
+            self.normalize(x).to(convs[0].weight.dtype),
+            [conv.weight for conv in convs],
+            [bn.weight for bn in norms],
+            [bn.bias for bn in norms],
+            [bn.running_mean for bn in norms],
+            [bn.running_var for bn in norms],
+            [conv.stride[0] for conv in convs],
+            shortcuts,
+            pools,
+            self.patchify[0].patch,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """-> class scores [b, num_classes]: the lengths of the class capsules."""

@@ -1,5 +1,7 @@
 """Accuracy on the test images after every epoch, on the training device in the training precision."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,12 +22,14 @@ class Evaluator:
     """`accuracy()` in percent of the test set. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
-        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, form: Form, autocast: torch.dtype | None
+        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, form: Form,
+        autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
         self.count = compiled(count_correct) if form != "eager" else count_correct
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.batches: list[tuple[Tensor, Tensor]] = []
         if isinstance(data, ImageSet):
             batch = min(BATCH, len(data))
             spare = -len(data) % batch  # all batches get one shape; a label of -1 is never right
@@ -49,7 +53,9 @@ class Evaluator:
     def add_up(self) -> None:
         self.model.eval()
         self.correct.zero_()
-        batches = self.batches if isinstance(self.data, ImageSet) else DataLoader(self.data, BATCH, num_workers=2)  # type: ignore[arg-type]
+        batches: Any = self.batches
+        if isinstance(self.data, FolderImages):
+            batches = DataLoader(self.data, BATCH, num_workers=2)  # type: ignore[arg-type]
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))

@@ -73,9 +73,8 @@ class FlatAdamW:
     def step(self, flat_gradients: list[Tensor]) -> None:
         self.steps += 1
         for group, g in zip(self.groups, flat_gradients, strict=True):
-            self.update(
-                group.master, g, group.m, group.v, group.work, self.lr, self.steps, self.betas, self.eps, self.weight_decay
-            )  # fmt: skip
+            flat = (group.master, g, group.m, group.v, group.work)
+            self.update(*flat, self.lr, self.steps, self.betas, self.eps, self.weight_decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """Master weights and moments by parameter name, as views, and the step count: all that a checkpoint needs."""
@@ -114,5 +113,5 @@ def is_channels_last(t: Tensor) -> bool:
 
 
 def in_memory_order(t: Tensor, p: Tensor) -> Tensor:
-    """t with its axes in the order of p's strides, so that flattening it copies nothing when both are laid out alike."""
+    """t with its axes in the order of p's strides: flattening it copies nothing when both are laid out alike."""
     return t.permute(0, 2, 3, 1) if is_channels_last(p) else t

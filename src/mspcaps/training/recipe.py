@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import tomllib
+import typing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -128,19 +129,15 @@ def _short(value: Any) -> str:
 
 
 def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
-    known = {field.name: field for field in fields(kind)}
-    result = {}
+    known = {field.name: typing.get_type_hints(kind)[field.name] for field in fields(kind)}
     for key, value in values.items():
         if key not in known:
             raise MspcapsError(_unknown(key, set(known), where))
-        expected = known[key].type
-        wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}.get(
-            str(getattr(expected, "__name__", expected)), int
-        )
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise MspcapsError(f"{where}: {key} must be {getattr(expected, '__name__', expected)}, not {value!r}")
-        result[key] = value
-    return result
+        allowed = typing.get_args(known[key]) or (known[key],)
+        fits = type(value) in allowed or (type(value) is int and float in allowed)
+        if not fits:
+            raise MspcapsError(f"{where}: {key} must be {allowed[0].__name__}, not {value!r}")
+    return values
 
 
 def _unknown(key: str, known: set[str], where: str) -> str:

@@ -1,8 +1,8 @@
 """One training step in three forms with one meaning: eager, compiled, captured in a CUDA graph.
 
-A step is: take the next rows of the epoch's plan, gather and augment the images on the device, forward, backward, AdamW.
-Everything it reads that changes (position in the epoch, learning rate, plan) is a tensor on the device, so that the
-captured form replays without the CPU.
+A step is: take the next row of the epoch's plan, gather and augment the images on the device, forward, backward,
+AdamW. Everything it reads that changes (position in the epoch, learning rate, plan) is a tensor on the device, so that
+the captured form replays without the CPU.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,8 @@ def batch_loss(model: nn.Module, plan: Plan) -> Tensor:
     index = plan.order.index_select(0, plan.position)[0]  # [b]
     draws = plan.draws.index_select(0, plan.position)[0]  # [b, DRAWS]
     x = augmented(plan.images, index, draws, plan.augment)
-    return model.loss(model(x), plan.labels[index])
+    loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
+    return loss(model(x), plan.labels[index])
 
 
 class Step:

@@ -32,6 +32,10 @@ class Outcome:
     state: str
     detail: str = ""
 
+    @property
+    def name(self) -> str:
+        return f"{self.recipe.dataset}/{self.recipe.model}/{self.recipe.run_name}"
+
 
 def load_sweep(path: Path) -> list[Recipe]:
     """[[runs]] with `recipe`, optional `seeds` and any field of the recipe to override, in the order of the file."""
@@ -80,7 +84,10 @@ def run_sweep(
     report: Report = print,
     listener: Listener = lambda trainer: None,
 ) -> list[Outcome]:
-    """Runs what the ledger lacks, in order, as many at a time as fit; begins nothing that cannot end within `budget` seconds."""
+    """Runs what the ledger lacks, in order, as many at a time as fit.
+
+    Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell.
+    """
     deadline = time.monotonic() + budget
     outcomes = [Outcome(r, "known") for r in recipes if entry_path(results, r).is_file()]
     waiting = [r for r in recipes if not entry_path(results, r).is_file()]
@@ -104,9 +111,7 @@ def run_sweep(
                 del running[future]
                 outcome = future.result()
                 outcomes.append(outcome)
-                report(
-                    f"{outcome.recipe.dataset}/{outcome.recipe.model}/{outcome.recipe.run_name} {outcome.state} {outcome.detail}"
-                )
+                report(f"{outcome.name} {outcome.state} {outcome.detail}")
     return outcomes
 
 

@@ -178,7 +178,7 @@ class Trainer:
         differing = [key for key, value in self.recipe.to_dict().items() if progress["recipe"].get(key) != value]
         if differing:
             raise MspcapsError(
-                f"{path} was written with another {differing[0]}; remove it, or give the run another name, to start anew"
+                f"{path} was written with another {differing[0]}; remove it, or name the run otherwise, to start anew"
             )
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]

@@ -1,0 +1,183 @@
+"""Training-mode BatchNorm with ReLU, shortcut and patch average, as few passes over memory as the sums allow.
+
+Maps are contiguous [b, h, w, c]. Forward per layer: `statistics` reads the map once, `activate` reads it and writes the
+activation. Backward per layer: `gradient_sums` and `gradient_through_norm`. Each is one launch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHANNELS = 64  # of a block in the kernels that sum over rows: 128 bytes of bf16, one cache line
+PROGRAMS = 264  # such programs to aim for: two per multiprocessor of the largest GPUs, more partials cost more to add
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One layer's BatchNorm: its conv output y [b, h, w, c] and its vectors [c]."""
+
+    y: Tensor
+    mean: Tensor
+    rstd: Tensor
+    gamma: Tensor
+    beta: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.y.shape[0] * self.y.shape[1] * self.y.shape[2]
+
+
+class Workspace:
+    """Partial sums and the counters of finished programs, shared by all layers: their kernels follow one another."""
+
+    def __init__(self, counters: Tensor, widest: int) -> None:
+        self.counters = counters
+        # Every program of a block of channels leaves two rows of its channels.
+        self.partial = counters.new_empty(2 * PROGRAMS * max(widest, CHANNELS), dtype=torch.float32)
+
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def workspace(owner: Tensor, channels: list[int]) -> Workspace:
+    """Counters are zero between launches, and one set per model (named by a tensor that it owns) lets several models
+    train at once on streams of one process. Made outside of CUDA graphs if the step was warmed up, as it should be."""
+    blocks = -(-max(channels) // 16)
+    key = (owner.device, owner.data_ptr())
+    if key not in _counters or len(_counters[key]) < blocks:
+        _counters[key] = torch.zeros(blocks, dtype=torch.int32, device=owner.device)
+    return Workspace(_counters[key], max(channels))
+
+
+def power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def summing_grid(rows: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and tile of the kernels that sum over rows: about PROGRAMS of them, each walking over several tiles.
+
+    Tiles of 2048 and one load for all partials at the end were the fastest of 48 settings timed on an H200.
+    """
+    cb = min(power_of_two(c), CHANNELS)
+    blocks, rb = -(-c // cb), 2048 // cb
+    programs = max(1, min(-(-rows // rb), PROGRAMS // blocks))
+    sizes = {
+        "PROGRAMS": programs,
+        "STEPS": -(-rows // (programs * rb)),
+        "RB": rb,
+        "CB": cb,
+        "GB": power_of_two(programs),
+    }
+    return (programs, blocks), {**sizes, "num_warps": 8 if rows >= 65536 else 4}
+
+
+def tile_grid(rows: int, c: int, largest_tile: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and tile of the kernels that touch every element once: at least PROGRAMS of them if the map is large enough,
+    with 8 elements of a tile (16 bytes of bf16) or 16 per thread."""
+    cb = min(power_of_two(c), 128)
+    tile = largest_tile
+    while tile > 256 and rows * c < tile * PROGRAMS:
+        tile //= 2
+    rb = max(1, tile // cb)
+    return (-(-rows // rb), -(-c // cb)), {"RB": rb, "CB": cb, "num_warps": min(8, max(1, tile // 256))}
+
+
+def statistics(norm: Norm, unbiased: Tensor, work: Workspace, eps: float) -> None:
+    """Fills mean, rstd and the unbiased variance [c]."""
+    from mspcaps.kernels.triton_batchnorm import batch_statistics
+
+    c = norm.y.shape[3]
+    grid, blocks = summing_grid(norm.rows, c)
+    batch_statistics[grid](
+        norm.y, norm.mean, norm.rstd, unbiased, work.partial, work.counters, norm.rows, eps, C=c, **blocks
+    )  # fmt: skip
+
+
+def activate(norm: Norm, residual: Tensor | None, patch: int) -> tuple[Tensor, Tensor | None]:
+    """-> relu(norm(y) [+ residual]) [b, h, w, c] and, if patch > 0, its patch averages [b, n, c]."""
+    from mspcaps.kernels.triton_batchnorm import normalise, normalise_and_pool
+
+    b, h, w, c = norm.y.shape
+    out, shortcut = torch.empty_like(norm.y), residual is not None
+    vectors = (norm.mean, norm.rstd, norm.gamma, norm.beta)
+    if not patch:
+        grid, blocks = tile_grid(norm.rows, c, largest_tile=4096)
+        normalise[grid](norm.y, residual, out, *vectors, norm.rows, C=c, SHORTCUT=shortcut, **blocks)
+        return out, None
+    pooled = out.new_empty(b, (h // patch) * (w // patch), c)
+    grid, blocks = tile_grid(b * -(-h // patch) * -(-w // patch), c, largest_tile=1024)
+    normalise_and_pool[grid](
+        norm.y, residual, out, pooled, *vectors, b, H=h, W=w, P=patch, C=c, SHORTCUT=shortcut, **blocks
+    )  # fmt: skip
+    return out, pooled
+
+
+@dataclass
+class Incoming:
+    """Where the gradient of a map comes from: the next convolution, the shortcut around it, the capsules [b, n, c]."""
+
+    above: Tensor | None = None
+    skip: Tensor | None = None
+    pooled: Tensor | None = None
+    patch: int = 1
+    out: Tensor | None = None  # the map itself, where its sign says more than the sign of norm(y): behind a shortcut
+    masked: bool = False  # already zero where the map is zero
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.above, self.skip, self.pooled, self.out
+
+    def flags(self) -> dict[str, object]:
+        mask = "none" if self.masked else "v" if self.out is None else "out"
+        given = {"ABOVE": self.above, "SKIP": self.skip, "POOLED": self.pooled}
+        return {**{name: t is not None for name, t in given.items()}, "MASK": mask, "P": self.patch}
+
+
+def gradient_sums(
+    norm: Norm, source: Incoming, d_gamma: Tensor, d_beta: Tensor, work: Workspace, keep: bool
+) -> Incoming:
+    """Fills d_gamma and d_beta. With `keep` the summed and masked gradient is written (over `above` where there is one)
+    and returned as the only source: the passes after this one read one map instead of three."""
+    from mspcaps.kernels.triton_batchnorm import gradient_sums as kernel
+
+    _, h, w, c = norm.y.shape
+    grid, blocks = summing_grid(norm.rows, c)
+    g = None if not keep else source.above if source.above is not None else torch.empty_like(norm.y)
+    kernel[grid](
+        norm.y, *source.tensors(), g, norm.mean, norm.rstd, norm.gamma, norm.beta, d_gamma, d_beta,
+        work.partial, work.counters, norm.rows, H=h, W=w, C=c, WRITE=keep, **source.flags(), **blocks,
+    )  # fmt: skip
+    return source if g is None else Incoming(above=g, masked=True)
+
+
+def gradient_through_norm(norm: Norm, source: Incoming, d_gamma: Tensor, d_beta: Tensor, in_place: bool) -> Tensor:
+    """-> the gradient of y; `in_place`: written over `above`, which nobody needs any more."""
+    from mspcaps.kernels.triton_batchnorm import gradient_through_norm as kernel
+
+    _, h, w, c = norm.y.shape
+    dy = source.above if in_place and source.above is not None else torch.empty_like(norm.y)
+    grid, blocks = tile_grid(norm.rows, c, largest_tile=2048)
+    kernel[grid](
+        norm.y, *source.tensors(), dy, norm.mean, norm.rstd, norm.gamma, norm.beta, d_gamma, d_beta,
+        norm.rows, H=h, W=w, C=c, **source.flags(), **blocks,
+    )  # fmt: skip
+    return dy
+
+
+def image_patches(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x [b, c, h, w], weight [o, c, 3, 3] -> 3x3 patches [b, h w, k] and the weight [o, k] with the same columns:
+    9 c of them and zeros up to a multiple of 8, which is what tensor cores take."""
+    from mspcaps.kernels.triton_batchnorm import image_patches as kernel
+
+    b, c, h, w = x.shape
+    k, o = -(-9 * c // 8) * 8, weight.shape[0]
+    patches, padded = x.new_empty(b, h * w, k), weight.new_empty(o, k)
+    kb = power_of_two(k)
+    rb = 4096 // kb
+    rows = b * h * w
+    programs = -(-rows // rb)
+    kernel[(programs + -(-o // rb),)](
+        x, weight, patches, padded, *x.stride(), *weight.stride(), rows, programs,
+        H=h, W=w, CIN=c, COUT=o, K=k, RB=rb, KB=kb, num_warps=4,
+    )  # fmt: skip
+    return patches, padded

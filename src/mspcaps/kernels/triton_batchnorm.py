@@ -1,0 +1,238 @@
+"""Kernels of the MSRB backbone around its convolutions. Import only where Triton is present.
+
+Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works on tiles [RB, CB] of rows and channels, in fp32.
+Sums over the rows are left as partials by every program; the last one to finish a block of channels adds them up in a
+fixed order, so results are the same every time and there is one launch per layer.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def last_to_finish(counter, programs):
+    """Whether all the other programs have counted themselves; if so the counter is zero again for the next launch."""
+    tl.debug_barrier()  # the partials of every thread come before the count of the program
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def partials(partial, columns, programs: tl.constexpr, C: tl.constexpr, GB: tl.constexpr):
+    """partial [programs, C] -> those of one block of channels [GB, CB]; past the L1, which may hold nothing newer."""
+    g = tl.arange(0, GB)
+    mask = (g < programs)[:, None] & (columns < C)[None, :]
+    return tl.load(partial + g[:, None] * C + columns[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def batch_statistics(
+    y, mean, rstd, unbiased, partial, counters, M, eps,
+    C: tl.constexpr, PROGRAMS: tl.constexpr, STEPS: tl.constexpr,
+    RB: tl.constexpr, CB: tl.constexpr, GB: tl.constexpr,
+):  # fmt: skip
+    """y [M, C] -> mean, 1 / sqrt(variance + eps) and unbiased variance [C]."""
+    first = tl.program_id(0)
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    shift = tl.load(y + columns, mask=used, other=0.0).to(tl.float32)  # any value near the mean avoids cancellation
+    sums, squares = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
+    for step in range(STEPS):
+        rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(
+            0, RB
+        )  # from the end, which was written last
+        mask = (rows < M)[:, None] & used[None, :]
+        v = tl.load(y + rows[:, None] * C + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        v = tl.where(mask, v - shift[None, :], 0.0)
+        sums += v
+        squares += v * v
+    tl.store(partial + first * C + columns, tl.sum(sums, axis=0), mask=used)
+    tl.store(partial + (PROGRAMS + first) * C + columns, tl.sum(squares, axis=0), mask=used)
+    if last_to_finish(counters + tl.program_id(1), PROGRAMS):
+        first_half = partials(partial, columns, PROGRAMS, C, GB)
+        second_half = partials(
+            partial + PROGRAMS * C, columns, PROGRAMS, C, GB
+        )  # both on their way before either is used
+        off, square = tl.sum(first_half, axis=0) / M, tl.sum(second_half, axis=0) / M
+        variance = tl.maximum(square - off * off, 0.0)
+        tl.store(mean + columns, shift + off, mask=used)
+        tl.store(rstd + columns, 1 / tl.sqrt(variance + eps), mask=used)
+        # What the running variance takes up, as in nn.BatchNorm2d.
+        tl.store(unbiased + columns, variance * (M.to(tl.float32) / (M - 1).to(tl.float32)), mask=used)
+
+
+@triton.jit
+def normalise(
+    y, residual, out, mean, rstd, gamma, beta, M,
+    C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """out = relu((y - mean) rstd gamma + beta [+ residual]), all [M, C]."""
+    rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    scale = tl.load(rstd + columns, mask=used, other=0.0) * tl.load(gamma + columns, mask=used, other=0.0).to(
+        tl.float32
+    )
+    centre = tl.load(mean + columns, mask=used, other=0.0)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
+    v = (tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]) * scale[None, :] + offset[None, :]
+    if SHORTCUT:
+        v += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + at, tl.maximum(v, 0.0).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def normalise_and_pool(
+    y, residual, out, pooled, mean, rstd, gamma, beta, B,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+    C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """The same, one window of P x P pixels per row of the tile, and the windows' averages [B, n, C] on the way.
+
+    Windows cut off by the border are visited for `out` but have no place in `pooled`.
+    """
+    GH: tl.constexpr = (H + P - 1) // P
+    GW: tl.constexpr = (W + P - 1) // P
+    window, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    image, gy, gx = window // (GH * GW), window // GW % GH, window % GW
+    scale = tl.load(rstd + columns, mask=used, other=0.0) * tl.load(gamma + columns, mask=used, other=0.0).to(
+        tl.float32
+    )
+    centre = tl.load(mean + columns, mask=used, other=0.0)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    total = tl.zeros([RB, CB], tl.float32)
+    for dy in range(P):
+        for dx in tl.static_range(P):
+            h, w = gy * P + dy, gx * P + dx
+            mask = ((image < B) & (h < H) & (w < W))[:, None] & used[None, :]
+            at = ((image * H + h) * W + w)[:, None] * C + columns[None, :]
+            v = (tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]) * scale[None, :]
+            v += offset[None, :]
+            if SHORTCUT:
+                v += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+            v = tl.maximum(v, 0.0)
+            tl.store(out + at, v.to(out.dtype.element_ty), mask=mask)
+            total += v
+    at = ((image * (H // P) + gy) * (W // P) + gx)[:, None] * C + columns[None, :]
+    mask = ((image < B) & (gy < H // P) & (gx < W // P))[:, None] & used[None, :]
+    tl.store(pooled + at, (total / (P * P)).to(pooled.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def incoming(
+    above, skip, pooled, out, v, rows, columns, mask,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """The gradient at a map's pre-activation [RB, CB]: the sum of its sources where the map is positive.
+
+    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from the capsules.
+    The map is positive where "v" (the normalised conv output) is, or with a shortcut where "out" is; "none": no test.
+    """
+    at = rows[:, None] * C + columns[None, :]
+    g = tl.zeros(mask.shape, tl.float32)
+    if ABOVE:
+        g += tl.load(above + at, mask=mask, other=0.0).to(tl.float32)
+    if SKIP:
+        g += tl.load(skip + at, mask=mask, other=0.0).to(tl.float32)
+    if POOLED:
+        image, gy, gx = rows // (H * W), rows // W % H // P, rows % W // P
+        inside = mask & ((gy < H // P) & (gx < W // P))[:, None]
+        place = ((image * (H // P) + gy) * (W // P) + gx)[:, None] * C + columns[None, :]
+        g += tl.load(pooled + place, mask=inside, other=0.0).to(tl.float32) / (P * P)
+    if MASK == "v":
+        g = tl.where(v > 0, g, 0.0)
+    if MASK == "out":
+        g = tl.where(tl.load(out + at, mask=mask, other=0.0).to(tl.float32) > 0, g, 0.0)
+    return g
+
+
+@triton.jit
+def gradient_sums(
+    y, above, skip, pooled, out, g_out, mean, rstd, gamma, beta, d_gamma, d_beta, partial, counters, M,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
+    PROGRAMS: tl.constexpr, STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, GB: tl.constexpr,
+):  # fmt: skip
+    """-> d_beta = sum g, d_gamma = sum g xhat [C]; with WRITE also g [M, C] itself (may overwrite `above`)."""
+    first = tl.program_id(0)
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
+    slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    sums, products = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
+    for step in range(STEPS):
+        rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(0, RB)
+        mask = (rows < M)[:, None] & used[None, :]
+        at = rows[:, None] * C + columns[None, :]
+        off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
+        v = off * (scale * slope)[None, :] + offset[None, :]
+        g = incoming(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
+        if WRITE:
+            tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=mask)
+        sums += g
+        products += g * off
+    tl.store(partial + first * C + columns, tl.sum(sums, axis=0), mask=used)
+    tl.store(partial + (PROGRAMS + first) * C + columns, tl.sum(products, axis=0), mask=used)
+    if last_to_finish(counters + tl.program_id(1), PROGRAMS):
+        first_half = partials(partial, columns, PROGRAMS, C, GB)
+        second_half = partials(partial + PROGRAMS * C, columns, PROGRAMS, C, GB)
+        tl.store(d_beta + columns, tl.sum(first_half, axis=0), mask=used)
+        tl.store(d_gamma + columns, tl.sum(second_half, axis=0) * scale, mask=used)
+
+
+@triton.jit
+def gradient_through_norm(
+    y, above, skip, pooled, out, dy, mean, rstd, gamma, beta, d_gamma, d_beta, M,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
+    RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """dy = gamma rstd (g - mean(g) - xhat mean(g xhat)) [M, C] (may overwrite `above`)."""
+    rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
+    slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    level = tl.load(d_beta + columns, mask=used, other=0.0) / M
+    tilt = tl.load(d_gamma + columns, mask=used, other=0.0) / M * scale
+    at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
+    off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
+    v = off * (scale * slope)[None, :] + offset[None, :]
+    g = incoming(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
+    d = (scale * slope)[None, :] * (g - level[None, :] - off * tilt[None, :])
+    tl.store(dy + at, d.to(dy.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def image_patches(
+    x, weight, patches, padded, x_b, x_c, x_h, x_w, w_o, w_i, w_h, w_w, rows_of_x, programs_of_x,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, K: tl.constexpr,
+    RB: tl.constexpr, KB: tl.constexpr,
+):  # fmt: skip
+    """x [b, c, h, w] -> 3x3 patches [b h w, K] with columns (row, column, channel), zeros from 9 c to K;
+    the programs beyond those lay out the weight [o, c, 3, 3] the same way as `padded` [o, K]."""
+    column = tl.arange(0, KB)
+    c, kx, ky = column % CIN, column // CIN % 3, column // (3 * CIN)
+    real = column < 9 * CIN
+    program = tl.program_id(0)
+    if program < programs_of_x:
+        row = program * RB + tl.arange(0, RB)
+        b, h, w = row // (H * W), row // W % H, row % W
+        hh, ww = h[:, None] + ky[None, :] - 1, w[:, None] + kx[None, :] - 1
+        mask = (row < rows_of_x)[:, None] & real[None, :] & (hh >= 0) & (hh < H) & (ww >= 0) & (ww < W)
+        v = tl.load(x + b[:, None] * x_b + c[None, :] * x_c + hh * x_h + ww * x_w, mask=mask, other=0.0)
+        tl.store(
+            patches + row[:, None] * K + column[None, :], v, mask=(row < rows_of_x)[:, None] & (column < K)[None, :]
+        )
+    else:
+        row = (program - programs_of_x) * RB + tl.arange(0, RB)
+        at = row[:, None] * w_o + (c * w_i + ky * w_h + kx * w_w)[None, :]
+        v = tl.load(weight + at, mask=(row < COUT)[:, None] & real[None, :], other=0.0)
+        tl.store(padded + row[:, None] * K + column[None, :], v, mask=(row < COUT)[:, None] & (column < K)[None, :])

@@ -1,0 +1,162 @@
+"""The backbone operator against the modules of the model in float64."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.kernels.backbone import backbone, supported
+from mspcaps.models.layers import ConvBN
+from mspcaps.models.mspcaps import ResidualBlock
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def error(a: Tensor, reference: Tensor) -> float:
+    """Relative Frobenius error."""
+    return float((a.detach().double().cpu() - reference.detach()).norm() / reference.detach().norm().clamp_min(1e-30))
+
+
+def build(chans: list[int], depth: int, dtype: torch.dtype, device: torch.device) -> nn.ModuleList:
+    """Blocks in float64 whose matrices the precision holds exactly, with vectors unlike their defaults."""
+    blocks = nn.ModuleList(
+        ResidualBlock(i, o, depth, stride=1 if n == 0 else 2)
+        for n, (i, o) in enumerate(zip(chans, chans[1:], strict=False))
+    )  # fmt: skip
+    for name, t in blocks.state_dict().items():
+        if "bn" in name:
+            t.copy_(torch.rand_like(t) + 0.5 if "weight" in name or "var" in name else 0.3 * torch.randn_like(t))
+        t.copy_(t.to(dtype if t.ndim == 4 else torch.float32))
+    return blocks.to(device, torch.float64)
+
+
+class Keep(torch.autograd.Function):
+    """What keeping a map and its gradient in bf16 does to them. Without it the reference would differ by the signs of
+    rectified values near zero, which says nothing about the kernels."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.bfloat16().double()
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> Tensor:
+        return g.bfloat16().double()
+
+
+def kept_in_bf16(block: ResidualBlock, x: Tensor) -> Tensor:
+    """The block, with every map rounded."""
+    x = Keep.apply(F.relu(block.first.bn(Keep.apply(block.first.conv(x)))))
+    for layer in block.rest:
+        x = Keep.apply(F.relu(layer.bn(Keep.apply(layer.conv(x))) + x))
+    return x
+
+
+def reference(blocks: nn.ModuleList, x: Tensor, pools: list[bool], patch: int, dtype: torch.dtype) -> list[Tensor]:
+    out = []
+    for block, pool in zip(blocks, pools, strict=True):
+        x = kept_in_bf16(block, x) if dtype == torch.bfloat16 else block(x)
+        if pool:
+            out.append(F.avg_pool2d(x, patch).permute(0, 2, 3, 1).flatten(1, 2))
+    return out
+
+
+def layers(blocks: nn.ModuleList) -> list[ConvBN]:
+    return [layer for block in blocks for layer in (block.first, *block.rest)]
+
+
+def arguments(blocks: nn.ModuleList, scales: list[bool], dtype: torch.dtype) -> dict[str, list]:
+    """Leaves in the precision of the kernels: matrices in `dtype`, vectors in fp32."""
+    convs = layers(blocks)
+    ends = [end for block, scale in zip(blocks, scales, strict=True) for end in [False] * len(block.rest) + [scale]]
+    memory_format = torch.channels_last
+    return {
+        "weights": [c.conv.weight.detach().to(dtype, memory_format=memory_format).requires_grad_() for c in convs],
+        "gammas": [c.bn.weight.detach().float().requires_grad_() for c in convs],
+        "betas": [c.bn.bias.detach().float().requires_grad_() for c in convs],
+        "running_means": [c.bn.running_mean.float() for c in convs],
+        "running_vars": [c.bn.running_var.float() for c in convs],
+        "strides": [c.conv.stride[0] for c in convs],
+        "shortcuts": [i > 0 for block in blocks for i in range(1 + len(block.rest))],
+        "pools": ends,
+    }
+
+
+CASES = [  # chans, depth, image, patch, scales
+    ([3, 8, 16, 8], 2, (12, 12), 2, [True, True, True]),
+    ([1, 5, 12], 3, (9, 7), 3, [True, True]),
+    ([4, 16, 24], 1, (5, 6), 2, [False, True]),
+    ([6, 33], 2, (7, 5), 2, [True]),
+]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_gradients_and_running_statistics(case: tuple, dtype: torch.dtype, device: torch.device) -> None:
+    chans, depth, size, patch, scales = case
+    blocks = build(chans, depth, dtype, device)
+    given = arguments(blocks, scales, dtype)
+    x = (torch.randn(4, chans[0], *size) + 0.5).to(device, dtype).contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    assert supported(x, [len(w) for w in given["weights"]], given["strides"], given["pools"], patch)
+    double = x.detach().double().requires_grad_()
+    out, expected = backbone(x, patch=patch, **given), reference(blocks, double, scales, patch, dtype)
+    dv = [torch.randn_like(e).to(dtype) for e in expected]
+    leaves = [x, *given["weights"], *given["gammas"], *given["betas"]]
+    exact = [double, *(c.conv.weight for c in layers(blocks))]
+    exact += [*(c.bn.weight for c in layers(blocks)), *(c.bn.bias for c in layers(blocks))]
+    grads = torch.autograd.grad(out, leaves, dv)
+    exact_grads = torch.autograd.grad(expected, exact, [d.double() for d in dv])
+    for o, e in zip(out, expected, strict=True):
+        assert o.dtype == dtype and o.shape == e.shape and error(o, e) < TOLERANCE[dtype]
+    for leaf, g, e in zip(leaves, grads, exact_grads, strict=True):
+        assert g.dtype == leaf.dtype and error(g, e) < TOLERANCE[dtype]
+    for layer, mean, var in zip(layers(blocks), given["running_means"], given["running_vars"], strict=True):
+        assert error(mean, layer.bn.running_mean.cpu()) < TOLERANCE[dtype]
+        assert error(var, layer.bn.running_var.cpu()) < TOLERANCE[dtype]
+
+
+def test_traces_whole_and_updates_running_statistics(device: torch.device) -> None:
+    blocks = build([3, 8, 8], 2, torch.float32, device)
+    x = torch.randn(2, 3, 8, 8, device=device)
+
+    def loss(x: Tensor, given: dict) -> Tensor:
+        return sum(o.square().sum() for o in backbone(2 * x, patch=2, **given))
+
+    results = []
+    for run in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        given = arguments(blocks, [True, True], torch.float32)
+        leaves = [*given["weights"], *given["gammas"], *given["betas"]]
+        value = run(x, given)
+        grads = torch.autograd.grad(value, leaves)
+        results.append([value, *grads, *given["running_means"], *given["running_vars"]])
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b)
+
+
+def test_sums_survive_a_large_mean(device: torch.device) -> None:
+    """The variance is summed around a sample: sums of squares around zero would lose it in fp32."""
+    blocks = build([1, 4], 1, torch.float32, device)
+    given = arguments(blocks, [True], torch.float32)
+    x = (torch.randn(4, 1, 6, 6) + 1000).to(device)
+    inner = F.conv2d(x.double(), given["weights"][0].double(), padding=1)
+    backbone(x, patch=2, **{**given, "weights": [w.detach() for w in given["weights"]]})
+    y = (given["running_vars"][0] - 0.9 * blocks[0].first.bn.running_var) / 0.1
+    assert error(y, inner.var((0, 2, 3)).cpu()) < 1e-3
+
+
+def test_the_same_every_time(device: torch.device) -> None:
+    blocks = build([3, 8], 2, torch.float32, device)
+    x, grads = torch.randn(40, 3, 8, 8, device=device), []
+    for _ in range(2):
+        given = arguments(blocks, [True], torch.float32)
+        out = backbone(x, patch=2, **given)
+        grads.append(torch.autograd.grad(out[0].sum(), given["gammas"]))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_refuses_what_does_not_fit() -> None:
+    x = torch.zeros(2, 3, 8, 8)
+    assert supported(x, [8], [1], [True], 2)
+    assert not supported(x.double(), [8], [1], [True], 2)
+    assert not supported(x, [8, 8], [2, 2], [True, True], 4)
+    assert not supported(x[:1, :, :1, :1], [8], [1], [False], 1)
