@@ -18,3 +18,9 @@ def device() -> torch.device:
     if device.type == "cpu" and not knobs.runtime.interpret:
         pytest.skip("neither a GPU nor Triton's interpreter")
     return device
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """A rectified value that happens to lie at zero makes any tolerance fail: rare, but not for ever."""
+    torch.manual_seed(0)

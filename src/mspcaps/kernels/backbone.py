@@ -1,11 +1,11 @@
 """The MSRB backbone in training mode as one operator with a backward pass written by hand.
 
-It computes what the `ResidualBlock`s of `models.mspcaps` and the average pooling of PatchifyCaps compute. cuDNN does the
-convolutions (the first, of few channels, is a product with image patches), the kernels of `batchnorm` the rest. The
-maps are NHWC in memory; the precision is that of x, the vectors of BatchNorm are fp32.
+It computes what the `ResidualBlock`s of `models.mspcaps` and the average pooling of PatchifyCaps compute. cuDNN does
+the convolutions (the first, of few channels, is a product with image patches), the kernels of `batchnorm` the rest.
+The maps are NHWC in memory; the precision is that of x, the vectors of BatchNorm are fp32.
 
-The operator returns the batch's statistics and `backbone` moves the running ones: an operator that changes its arguments
-may not have an autograd formula. torch.compile keeps the operator and its backward pass opaque.
+The operator returns the batch's statistics and `backbone` moves the running ones: an operator that changes its
+arguments may not have an autograd formula. torch.compile keeps the operator and its backward pass opaque.
 """
 
 from collections.abc import Sequence
@@ -63,13 +63,15 @@ def backbone_forward(
     """-> the pooled maps, then what the backward pass needs: conv outputs and maps [b, h, w, c] of every layer,
     image patches; and mean, 1 / standard deviation, unbiased variance [3, sum of c]."""
     channels = [len(w) for w in weights]
-    pooled, ys, outs = [], [], []
+    pooled: list[Tensor] = []
+    ys: list[Tensor] = []
+    outs: list[Tensor] = []
     stats = x.new_empty(3, sum(channels), dtype=torch.float32)
     means, rstds, variances = (s.split(channels) for s in stats)
     patches = x.new_empty(0)
     # Autocast is the caller's business: here the precision is that of x.
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        work = batchnorm.workspace(gammas[0], channels)
+        sums = torch.zeros_like(stats[:2]).split(channels, dim=1)
         for i, weight in enumerate(weights):
             if i == 0 and few_channels(x, strides):
                 patches, padded = batchnorm.image_patches(x, weight)
@@ -77,8 +79,8 @@ def backbone_forward(
             else:
                 y = nhwc(conv(x if i == 0 else nchw(outs[-1]), weight, strides[i]))
             norm = Norm(y, means[i], rstds[i], gammas[i], betas[i])
-            batchnorm.statistics(norm, variances[i], work, eps)
-            out, averages = batchnorm.activate(norm, outs[-1] if shortcuts[i] else None, patch if pools[i] else 0)
+            residual, window = outs[-1] if shortcuts[i] else None, patch if pools[i] else 0
+            out, averages = batchnorm.normalised(norm, variances[i], sums[i], residual, window, eps)
             ys.append(y)
             outs.append(out)
             if averages is not None:
@@ -109,24 +111,24 @@ def backbone_backward(
     saved: list[Tensor],
     strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, need_dx: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """-> dx (empty unless needed), the gradients of the weights, those of gamma and beta [2, sum of c]."""
+    """-> dx (empty unless needed), the gradients of the weights, and [3, sum of c]: a sum, those of gamma and beta."""
     n, channels = len(weights), [len(w) for w in weights]
     ys, outs, (patches, stats) = saved[:n], saved[n : 2 * n], saved[2 * n :]
     means, rstds, _ = (s.split(channels) for s in stats)
-    vectors = torch.empty_like(stats[:2])
-    d_gammas, d_betas = (v.split(channels) for v in vectors)
+    vectors = torch.zeros_like(stats)
+    products, d_gammas, d_betas = (v.split(channels) for v in vectors)
     d_weights: list[Tensor] = [x.new_empty(0)] * n
     d_pooled, dx, above, skip = list(grads), x.new_empty(0), None, None
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False), SideStream(x.device) as side:
-        work = batchnorm.workspace(gammas[0], channels)
         for i in reversed(range(n)):
             norm = Norm(ys[i], means[i], rstds[i], gammas[i], betas[i])
             source = Incoming(above, skip, d_pooled.pop().contiguous() if pools[i] else None, patch)
             source.out = outs[i] if shortcuts[i] else None
             # Worth a write where the sum is needed again whole, or stands for two maps.
             keep = shortcuts[i] or (above is not None and skip is not None)
-            source = batchnorm.gradient_sums(norm, source, d_gammas[i], d_betas[i], work, keep)
-            dy = batchnorm.gradient_through_norm(norm, source, d_gammas[i], d_betas[i], in_place=not shortcuts[i])
+            source = batchnorm.gradient_sums(norm, source, products[i], d_betas[i], keep)
+            in_place = not shortcuts[i]
+            dy = batchnorm.gradient_through_norm(norm, source, products[i], d_gammas[i], d_betas[i], in_place)
             skip = source.above if shortcuts[i] else None
             below = x if i == 0 else nchw(outs[i - 1])
             with side.after_main(dy, skip):
@@ -150,7 +152,7 @@ def _(
 ) -> list[Tensor]:  # fmt: skip
     dx = x.new_empty(x.shape if need_dx else (0,))
     dx = dx.contiguous(memory_format=torch.channels_last) if need_dx else dx
-    return [dx, *[as_channels_last(torch.empty_like(w)) for w in weights], torch.empty_like(saved[-1][:2])]
+    return [dx, *[as_channels_last(torch.empty_like(w)) for w in weights], torch.empty_like(saved[-1])]
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -169,7 +171,7 @@ def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         pooled, x, weights, gammas, betas, saved,
         ctx.strides, ctx.shortcuts, ctx.pools, ctx.patch, ctx.needs_input_grad[0],
     )  # fmt: skip
-    d_gammas, d_betas = (list(v.split([len(g) for g in gammas])) for v in vectors)
+    d_gammas, d_betas = (list(v.split([len(g) for g in gammas])) for v in vectors[1:])
     return dx if ctx.needs_input_grad[0] else None, d_weights, d_gammas, d_betas, None, None, None, None, None
 
 
@@ -229,9 +231,8 @@ def patch_weight_gradient(dy: Tensor, patches: Tensor, weight: Tensor) -> Tensor
     """One product per image, so that it splits over the batch instead of being one long thin product; then the sum."""
     o, c = weight.shape[:2]
     per_image = torch.bmm(dy.flatten(1, 2).transpose(1, 2), patches)  # [b, o, k]
-    total = per_image.new_ones(1, len(dy)) @ per_image.flatten(
-        1
-    )  # the sum as a product: a reduction takes three times as long
+    # The sum over the images as a product: a reduction kernel takes three times as long.
+    total = per_image.new_ones(1, len(dy)) @ per_image.flatten(1)
     return total.view(o, -1)[:, : 9 * c].reshape(o, 3, 3, c).permute(0, 3, 1, 2)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 CHANNELS = 64  # of a block in the kernels that sum over rows: 128 bytes of bf16, one cache line
-PROGRAMS = 264  # such programs to aim for: two per multiprocessor of the largest GPUs, more partials cost more to add
+PROGRAMS = 264  # such programs to aim for: two per multiprocessor of the largest GPUs
 
 
 @dataclass(frozen=True)
 class Norm:
-    """One layer's BatchNorm: its conv output y [b, h, w, c] and its vectors [c]."""
+    """One layer's BatchNorm: its conv output y [b, h, w, c], and its vectors [c]."""
 
     y: Tensor
     mean: Tensor
@@ -28,28 +28,6 @@ class Norm:
         return self.y.shape[0] * self.y.shape[1] * self.y.shape[2]
 
 
-class Workspace:
-    """Partial sums and the counters of finished programs, shared by all layers: their kernels follow one another."""
-
-    def __init__(self, counters: Tensor, widest: int) -> None:
-        self.counters = counters
-        # Every program of a block of channels leaves two rows of its channels.
-        self.partial = counters.new_empty(2 * PROGRAMS * max(widest, CHANNELS), dtype=torch.float32)
-
-
-_counters: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def workspace(owner: Tensor, channels: list[int]) -> Workspace:
-    """Counters are zero between launches, and one set per model (named by a tensor that it owns) lets several models
-    train at once on streams of one process. Made outside of CUDA graphs if the step was warmed up, as it should be."""
-    blocks = -(-max(channels) // 16)
-    key = (owner.device, owner.data_ptr())
-    if key not in _counters or len(_counters[key]) < blocks:
-        _counters[key] = torch.zeros(blocks, dtype=torch.int32, device=owner.device)
-    return Workspace(_counters[key], max(channels))
-
-
 def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
@@ -57,18 +35,12 @@ def power_of_two(n: int) -> int:
 def summing_grid(rows: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid and tile of the kernels that sum over rows: about PROGRAMS of them, each walking over several tiles.
 
-    Tiles of 2048 and one load for all partials at the end were the fastest of 48 settings timed on an H200.
+    Tiles of 2048 were the fastest of 48 settings timed on an H200.
     """
     cb = min(power_of_two(c), CHANNELS)
     blocks, rb = -(-c // cb), 2048 // cb
     programs = max(1, min(-(-rows // rb), PROGRAMS // blocks))
-    sizes = {
-        "PROGRAMS": programs,
-        "STEPS": -(-rows // (programs * rb)),
-        "RB": rb,
-        "CB": cb,
-        "GB": power_of_two(programs),
-    }
+    sizes = {"PROGRAMS": programs, "STEPS": -(-rows // (programs * rb)), "RB": rb, "CB": cb}
     return (programs, blocks), {**sizes, "num_warps": 8 if rows >= 65536 else 4}
 
 
@@ -83,32 +55,28 @@ def tile_grid(rows: int, c: int, largest_tile: int) -> tuple[tuple[int, int], di
     return (-(-rows // rb), -(-c // cb)), {"RB": rb, "CB": cb, "num_warps": min(8, max(1, tile // 256))}
 
 
-def statistics(norm: Norm, unbiased: Tensor, work: Workspace, eps: float) -> None:
-    """Fills mean, rstd and the unbiased variance [c]."""
-    from mspcaps.kernels.triton_batchnorm import batch_statistics
+def normalised(
+    norm: Norm, unbiased: Tensor, sums: Tensor, residual: Tensor | None, patch: int, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """-> relu(norm(y) [+ residual]) [b, h, w, c] and, if patch > 0, its patch averages [b, n, c].
 
-    c = norm.y.shape[3]
-    grid, blocks = summing_grid(norm.rows, c)
-    batch_statistics[grid](
-        norm.y, norm.mean, norm.rstd, unbiased, work.partial, work.counters, norm.rows, eps, C=c, **blocks
-    )  # fmt: skip
-
-
-def activate(norm: Norm, residual: Tensor | None, patch: int) -> tuple[Tensor, Tensor | None]:
-    """-> relu(norm(y) [+ residual]) [b, h, w, c] and, if patch > 0, its patch averages [b, n, c]."""
-    from mspcaps.kernels.triton_batchnorm import normalise, normalise_and_pool
+    sums [2, c] come as zeros. Fills mean, rstd and the unbiased variance [c].
+    """
+    from mspcaps.kernels.triton_batchnorm import batch_statistics, normalise, normalise_and_pool
 
     b, h, w, c = norm.y.shape
-    out, shortcut = torch.empty_like(norm.y), residual is not None
-    vectors = (norm.mean, norm.rstd, norm.gamma, norm.beta)
+    grid, blocks = summing_grid(norm.rows, c)
+    batch_statistics[grid](norm.y, *sums, norm.rows, C=c, **blocks)
+    out = torch.empty_like(norm.y)
+    vectors = (*sums, norm.mean, norm.rstd, unbiased, norm.gamma, norm.beta, norm.rows, eps)
     if not patch:
         grid, blocks = tile_grid(norm.rows, c, largest_tile=4096)
-        normalise[grid](norm.y, residual, out, *vectors, norm.rows, C=c, SHORTCUT=shortcut, **blocks)
+        normalise[grid](norm.y, residual, out, *vectors, C=c, SHORTCUT=residual is not None, **blocks)
         return out, None
     pooled = out.new_empty(b, (h // patch) * (w // patch), c)
     grid, blocks = tile_grid(b * -(-h // patch) * -(-w // patch), c, largest_tile=1024)
     normalise_and_pool[grid](
-        norm.y, residual, out, pooled, *vectors, b, H=h, W=w, P=patch, C=c, SHORTCUT=shortcut, **blocks
+        norm.y, residual, out, pooled, *vectors, H=h, W=w, P=patch, C=c, SHORTCUT=residual is not None, **blocks
     )  # fmt: skip
     return out, pooled
 
@@ -133,32 +101,32 @@ class Incoming:
         return {**{name: t is not None for name, t in given.items()}, "MASK": mask, "P": self.patch}
 
 
-def gradient_sums(
-    norm: Norm, source: Incoming, d_gamma: Tensor, d_beta: Tensor, work: Workspace, keep: bool
-) -> Incoming:
-    """Fills d_gamma and d_beta. With `keep` the summed and masked gradient is written (over `above` where there is one)
-    and returned as the only source: the passes after this one read one map instead of three."""
+def gradient_sums(norm: Norm, source: Incoming, products: Tensor, d_beta: Tensor, keep: bool) -> Incoming:
+    """Adds to d_beta and to products = sum of g (y - mean). With `keep` the summed and masked gradient is written (over
+    `above` where there is one) and returned as the only source: the passes after this one read one map, not three."""
     from mspcaps.kernels.triton_batchnorm import gradient_sums as kernel
 
     _, h, w, c = norm.y.shape
     grid, blocks = summing_grid(norm.rows, c)
     g = None if not keep else source.above if source.above is not None else torch.empty_like(norm.y)
     kernel[grid](
-        norm.y, *source.tensors(), g, norm.mean, norm.rstd, norm.gamma, norm.beta, d_gamma, d_beta,
-        work.partial, work.counters, norm.rows, H=h, W=w, C=c, WRITE=keep, **source.flags(), **blocks,
+        norm.y, *source.tensors(), g, norm.mean, norm.rstd, norm.gamma, norm.beta, products, d_beta,
+        norm.rows, H=h, W=w, C=c, WRITE=keep, **source.flags(), **blocks,
     )  # fmt: skip
     return source if g is None else Incoming(above=g, masked=True)
 
 
-def gradient_through_norm(norm: Norm, source: Incoming, d_gamma: Tensor, d_beta: Tensor, in_place: bool) -> Tensor:
-    """-> the gradient of y; `in_place`: written over `above`, which nobody needs any more."""
+def gradient_through_norm(
+    norm: Norm, source: Incoming, products: Tensor, d_gamma: Tensor, d_beta: Tensor, in_place: bool
+) -> Tensor:
+    """-> the gradient of y, and fills d_gamma; `in_place`: written over `above`, which nobody needs any more."""
     from mspcaps.kernels.triton_batchnorm import gradient_through_norm as kernel
 
     _, h, w, c = norm.y.shape
     dy = source.above if in_place and source.above is not None else torch.empty_like(norm.y)
     grid, blocks = tile_grid(norm.rows, c, largest_tile=2048)
     kernel[grid](
-        norm.y, *source.tensors(), dy, norm.mean, norm.rstd, norm.gamma, norm.beta, d_gamma, d_beta,
+        norm.y, *source.tensors(), dy, norm.mean, norm.rstd, norm.gamma, norm.beta, products, d_gamma, d_beta,
         norm.rows, H=h, W=w, C=c, **source.flags(), **blocks,
     )  # fmt: skip
     return dy

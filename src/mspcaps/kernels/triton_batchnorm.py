@@ -1,8 +1,9 @@
 """Kernels of the MSRB backbone around its convolutions. Import only where Triton is present.
 
-Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works on tiles [RB, CB] of rows and channels, in fp32.
-Sums over the rows are left as partials by every program; the last one to finish a block of channels adds them up in a
-fixed order, so results are the same every time and there is one launch per layer.
+Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and channels.
+Sums over the rows are added up atomically, a few hundred additions per channel, and the kernel that follows turns them
+into what it needs: a last program that adds up partial sums took as long as the pass itself, and its registers kept
+other kernels off the multiprocessor.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,71 +13,53 @@ import triton.language as tl
 
 
 @triton.jit
-def last_to_finish(counter, programs):
-    """Whether all the other programs have counted themselves; if so the counter is zero again for the next launch."""
-    tl.debug_barrier()  # the partials of every thread come before the count of the program
-    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
-    if last:
-        tl.store(counter, 0)
-    return last
-
-
-@triton.jit
-def partials(partial, columns, programs: tl.constexpr, C: tl.constexpr, GB: tl.constexpr):
-    """partial [programs, C] -> those of one block of channels [GB, CB]; past the L1, which may hold nothing newer."""
-    g = tl.arange(0, GB)
-    mask = (g < programs)[:, None] & (columns < C)[None, :]
-    return tl.load(partial + g[:, None] * C + columns[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
 def batch_statistics(
-    y, mean, rstd, unbiased, partial, counters, M, eps,
-    C: tl.constexpr, PROGRAMS: tl.constexpr, STEPS: tl.constexpr,
-    RB: tl.constexpr, CB: tl.constexpr, GB: tl.constexpr,
+    y, sums, squares, M,
+    C: tl.constexpr, PROGRAMS: tl.constexpr, STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """y [M, C] -> mean, 1 / sqrt(variance + eps) and unbiased variance [C]."""
+    """y [M, C] -> adds sum (y - y[0]) and sum (y - y[0])^2 to [C]: any value near the mean avoids cancellation."""
     first = tl.program_id(0)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
-    shift = tl.load(y + columns, mask=used, other=0.0).to(tl.float32)  # any value near the mean avoids cancellation
-    sums, squares = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
+    shift = tl.load(y + columns, mask=used, other=0.0).to(tl.float32)
+    total, square = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
     for step in range(STEPS):
-        rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(
-            0, RB
-        )  # from the end, which was written last
+        # from the end, which was written last
+        rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(0, RB)
         mask = (rows < M)[:, None] & used[None, :]
         v = tl.load(y + rows[:, None] * C + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         v = tl.where(mask, v - shift[None, :], 0.0)
-        sums += v
-        squares += v * v
-    tl.store(partial + first * C + columns, tl.sum(sums, axis=0), mask=used)
-    tl.store(partial + (PROGRAMS + first) * C + columns, tl.sum(squares, axis=0), mask=used)
-    if last_to_finish(counters + tl.program_id(1), PROGRAMS):
-        first_half = partials(partial, columns, PROGRAMS, C, GB)
-        second_half = partials(
-            partial + PROGRAMS * C, columns, PROGRAMS, C, GB
-        )  # both on their way before either is used
-        off, square = tl.sum(first_half, axis=0) / M, tl.sum(second_half, axis=0) / M
-        variance = tl.maximum(square - off * off, 0.0)
-        tl.store(mean + columns, shift + off, mask=used)
-        tl.store(rstd + columns, 1 / tl.sqrt(variance + eps), mask=used)
-        # What the running variance takes up, as in nn.BatchNorm2d.
+        total += v
+        square += v * v
+    tl.atomic_add(sums + columns, tl.sum(total, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(squares + columns, tl.sum(square, axis=0), mask=used, sem="relaxed")
+
+
+@triton.jit
+def centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, eps):
+    """-> mean, 1 / sqrt(variance + eps) [CB] from the sums; the first program leaves them for the backward pass,
+    and the unbiased variance that the running one takes up, as in nn.BatchNorm2d."""
+    off = tl.load(sums + columns, mask=used, other=0.0) / M
+    variance = tl.maximum(tl.load(squares + columns, mask=used, other=0.0) / M - off * off, 0.0)
+    centre = tl.load(y + columns, mask=used, other=0.0).to(tl.float32) + off
+    scale = 1 / tl.sqrt(variance + eps)
+    if tl.program_id(0) == 0:
+        tl.store(mean + columns, centre, mask=used)
+        tl.store(rstd + columns, scale, mask=used)
         tl.store(unbiased + columns, variance * (M.to(tl.float32) / (M - 1).to(tl.float32)), mask=used)
+    return centre, scale
 
 
 @triton.jit
 def normalise(
-    y, residual, out, mean, rstd, gamma, beta, M,
+    y, residual, out, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
     C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
     """out = relu((y - mean) rstd gamma + beta [+ residual]), all [M, C]."""
     rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
-    scale = tl.load(rstd + columns, mask=used, other=0.0) * tl.load(gamma + columns, mask=used, other=0.0).to(
-        tl.float32
-    )
-    centre = tl.load(mean + columns, mask=used, other=0.0)
+    centre, scale = centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
+    scale *= tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
     at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
     v = (tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]) * scale[None, :] + offset[None, :]
@@ -87,7 +70,7 @@ def normalise(
 
 @triton.jit
 def normalise_and_pool(
-    y, residual, out, pooled, mean, rstd, gamma, beta, B,
+    y, residual, out, pooled, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
     C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
@@ -100,16 +83,14 @@ def normalise_and_pool(
     window, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
     image, gy, gx = window // (GH * GW), window // GW % GH, window % GW
-    scale = tl.load(rstd + columns, mask=used, other=0.0) * tl.load(gamma + columns, mask=used, other=0.0).to(
-        tl.float32
-    )
-    centre = tl.load(mean + columns, mask=used, other=0.0)
+    centre, scale = centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
+    scale *= tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
     total = tl.zeros([RB, CB], tl.float32)
     for dy in range(P):
         for dx in tl.static_range(P):
             h, w = gy * P + dy, gx * P + dx
-            mask = ((image < B) & (h < H) & (w < W))[:, None] & used[None, :]
+            mask = ((image * H * W < M) & (h < H) & (w < W))[:, None] & used[None, :]
             at = ((image * H + h) * W + w)[:, None] * C + columns[None, :]
             v = (tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]) * scale[None, :]
             v += offset[None, :]
@@ -119,7 +100,7 @@ def normalise_and_pool(
             tl.store(out + at, v.to(out.dtype.element_ty), mask=mask)
             total += v
     at = ((image * (H // P) + gy) * (W // P) + gx)[:, None] * C + columns[None, :]
-    mask = ((image < B) & (gy < H // P) & (gx < W // P))[:, None] & used[None, :]
+    mask = ((image * H * W < M) & (gy < H // P) & (gx < W // P))[:, None] & used[None, :]
     tl.store(pooled + at, (total / (P * P)).to(pooled.dtype.element_ty), mask=mask)
 
 
@@ -131,7 +112,7 @@ def incoming(
 ):  # fmt: skip
     """The gradient at a map's pre-activation [RB, CB]: the sum of its sources where the map is positive.
 
-    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from the capsules.
+    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from capsules.
     The map is positive where "v" (the normalised conv output) is, or with a shortcut where "out" is; "none": no test.
     """
     at = rows[:, None] * C + columns[None, :]
@@ -154,19 +135,19 @@ def incoming(
 
 @triton.jit
 def gradient_sums(
-    y, above, skip, pooled, out, g_out, mean, rstd, gamma, beta, d_gamma, d_beta, partial, counters, M,
+    y, above, skip, pooled, out, g_out, mean, rstd, gamma, beta, products, d_beta, M,
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
-    PROGRAMS: tl.constexpr, STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, GB: tl.constexpr,
+    PROGRAMS: tl.constexpr, STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """-> d_beta = sum g, d_gamma = sum g xhat [C]; with WRITE also g [M, C] itself (may overwrite `above`)."""
+    """Adds sum g to d_beta and sum g (y - mean) to products [C]; with WRITE also g [M, C] (may overwrite `above`)."""
     first = tl.program_id(0)
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
     centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
     slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
-    sums, products = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
+    total, product = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
     for step in range(STEPS):
         rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(0, RB)
         mask = (rows < M)[:, None] & used[None, :]
@@ -176,32 +157,30 @@ def gradient_sums(
         g = incoming(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
         if WRITE:
             tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=mask)
-        sums += g
-        products += g * off
-    tl.store(partial + first * C + columns, tl.sum(sums, axis=0), mask=used)
-    tl.store(partial + (PROGRAMS + first) * C + columns, tl.sum(products, axis=0), mask=used)
-    if last_to_finish(counters + tl.program_id(1), PROGRAMS):
-        first_half = partials(partial, columns, PROGRAMS, C, GB)
-        second_half = partials(partial + PROGRAMS * C, columns, PROGRAMS, C, GB)
-        tl.store(d_beta + columns, tl.sum(first_half, axis=0), mask=used)
-        tl.store(d_gamma + columns, tl.sum(second_half, axis=0) * scale, mask=used)
+        total += g
+        product += g * off
+    tl.atomic_add(d_beta + columns, tl.sum(total, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(products + columns, tl.sum(product, axis=0), mask=used, sem="relaxed")
 
 
 @triton.jit
 def gradient_through_norm(
-    y, above, skip, pooled, out, dy, mean, rstd, gamma, beta, d_gamma, d_beta, M,
+    y, above, skip, pooled, out, dy, mean, rstd, gamma, beta, products, d_gamma, d_beta, M,
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
     RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """dy = gamma rstd (g - mean(g) - xhat mean(g xhat)) [M, C] (may overwrite `above`)."""
+    """dy = gamma rstd (g - mean(g) - xhat mean(g xhat)) [M, C] (may overwrite `above`); d_gamma = sum g xhat [C]."""
     rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
     centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
     slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
     level = tl.load(d_beta + columns, mask=used, other=0.0) / M
-    tilt = tl.load(d_gamma + columns, mask=used, other=0.0) / M * scale
+    slant = tl.load(products + columns, mask=used, other=0.0) * scale
+    if tl.program_id(0) == 0:
+        tl.store(d_gamma + columns, slant, mask=used)
+    tilt = slant / M * scale
     at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
     off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
     v = off * (scale * slope)[None, :] + offset[None, :]

@@ -50,6 +50,9 @@ class ResidualBlock(nn.Module):
         self.first = ConvBN(in_chans, width, stride)
         self.rest = nn.ModuleList(ConvBN(width, width) for _ in range(depth - 1))
 
+    def layers(self) -> list[ConvBN]:
+        return [self.first, *self.rest]  # type: ignore[list-item]
+
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
         for conv in self.rest:
@@ -72,7 +75,7 @@ class MSPCaps(nn.Module):
         std: Sequence[float],
     ) -> None:
         super().__init__()
-        self.scales = config.scales
+        self.scales, self.patch = config.scales, config.patch
         self.normalize = Normalize(mean, std)
         blocks = config.scales[-1] + 1
         chans = (in_chans, *config.widths)
@@ -114,7 +117,7 @@ class MSPCaps(nn.Module):
         """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
         if self.runs_fused(x):
             averages = self.fused_averages(x)
-            return [patchify.embed(u) for patchify, u in zip(self.patchify, averages, strict=True)]
+            return [patchify.embed(u) for patchify, u in zip(self.patchify, averages, strict=True)]  # type: ignore[operator]
         maps = self.forward_features(x)
         return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
 
@@ -131,26 +134,23 @@ class MSPCaps(nn.Module):
 
     def layers(self) -> list[ConvBN]:
         """All convolutions of the backbone in order."""
-        return [layer for block in self.blocks for layer in (block.first, *block.rest)]
+        return [layer for block in self.blocks for layer in block.layers()]  # type: ignore[operator, union-attr]
 
     def fused_averages(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the patch averages [b, n_i, c_i] of every scale in use, finest first."""
-        convs, norms = [layer.conv for layer in self.layers()], [layer.bn for layer in self.layers()]
-        shortcuts = [flag for block in self.blocks for flag in (False, *(True for _ in block.rest))]
-        pools = [
-            flag for i, block in enumerate(self.blocks) for flag in (*(False for _ in block.rest), i in self.scales)
-        ]
+        layers = self.layers()
+        depth = len(layers) // len(self.blocks)
         return backbone(
-            self.normalize(x).to(convs[0].weight.dtype),
-            [conv.weight for conv in convs],
-            [bn.weight for bn in norms],
-            [bn.bias for bn in norms],
-            [bn.running_mean for bn in norms],
-            [bn.running_var for bn in norms],
-            [conv.stride[0] for conv in convs],
-            shortcuts,
-            pools,
-            self.patchify[0].patch,
+            self.normalize(x).to(layers[0].conv.weight.dtype),
+            [layer.conv.weight for layer in layers],
+            [layer.bn.weight for layer in layers],
+            [layer.bn.bias for layer in layers],
+            [layer.bn.running_mean for layer in layers],  # type: ignore[misc]
+            [layer.bn.running_var for layer in layers],  # type: ignore[misc]
+            strides=[layer.conv.stride[0] for layer in layers],
+            shortcuts=[i % depth > 0 for i in range(len(layers))],
+            pools=[i % depth == depth - 1 and i // depth in self.scales for i in range(len(layers))],
+            patch=self.patch,
         )
 
     def forward(self, x: Tensor) -> Tensor:
