@@ -1,6 +1,7 @@
 """The reference library for capsule networks, built around MSPCaps."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,16 @@ def create_model(
     num_classes: int | None = None,
     in_chans: int | None = None,
     img_size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     pretrained: str | Path | None = None,
 ) -> "nn.Module":
-    """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` one from its weights.
+    """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or `pretrained`: from a weights file.
 
-    A weights file knows its own sizes; whatever is named here besides must agree with it.
+    mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; whatever is
+    named here besides must agree with it.
     """
-    task = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    task = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std}
     task = {key: value for key, value in task.items() if value is not None}
     if pretrained is None:
         from mspcaps.models import create_model
@@ -63,6 +67,6 @@ def create_model(
         task["img_size"] = (img_size, img_size)
     for key, value in {"name": name, **task}.items():
         held = model.config[key]  # type: ignore[index]
-        if (tuple(held) if key == "img_size" else held) != value:
+        if held != value and not (isinstance(value, Sequence) and list(held) == list(value)):
             raise MspcapsError(f"{pretrained} holds a model whose {key} is {held}, not {value}")
     return model

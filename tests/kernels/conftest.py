@@ -1,12 +1,7 @@
 """Kernels are tested on the GPU where there is one, otherwise in Triton's interpreter on the CPU."""
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which the kernels do lazily
 
 
 @pytest.fixture

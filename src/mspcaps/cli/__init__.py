@@ -3,14 +3,17 @@
 import errno
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import tyro
 
 from mspcaps.cli import commands, datasets
 from mspcaps.errors import MspcapsError
 
+Table = dict[str, Callable[..., Any]]
 DESCRIPTION = "Capsule networks: train, evaluate and use MSPCaps and its relatives. `mspcaps quickstart` shows it all."
-COMMANDS = {
+COMMANDS: Table = {
     "quickstart": commands.quickstart,
     "data": datasets.data,
     "models": commands.models,
@@ -19,7 +22,7 @@ COMMANDS = {
     "eval": commands.evaluate,
     "predict": commands.predict,
 }
-DATA = {"list": datasets.show, "get": datasets.get, "verify": datasets.verify}
+DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.verify}
 
 
 def main(args: list[str] | None = None) -> int:
@@ -46,18 +49,21 @@ def main(args: list[str] | None = None) -> int:
 
 def run(args: list[str]) -> int:
     """Parse and call; argument errors end here with tyro's own words."""
+    table, program, description = COMMANDS, "mspcaps", DESCRIPTION
+    if args[:1] == ["data"]:
+        table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
+    config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None
     try:
-        if args[:1] == ["data"]:
-            line = "Fetch, list and verify data sets."
-            return tyro.extras.subcommand_cli_from_dict(DATA, prog="mspcaps data", description=line, args=args[1:]) or 0
-        shown = args or ["--help"]
-        return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="mspcaps", description=DESCRIPTION, args=shown) or 0
+        status: int | None = tyro.extras.subcommand_cli_from_dict(
+            table, prog=program, description=description, args=args or ["--help"], config=config
+        )
+        return status or 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
 
 
 def refuse(why: str) -> int:
-    print(f"error: {why}", file=sys.stderr)
+    print("error:", " ".join(why.split()), file=sys.stderr)  # some libraries speak in several lines
     return 2
 
 

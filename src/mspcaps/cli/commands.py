@@ -1,19 +1,22 @@
 """One typed function per command. What is heavy is imported inside, so that --help answers at once."""
 
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, size_of, table, training_progress
+from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, counting, size_of, table, training_progress
 from mspcaps.errors import MspcapsError
 
 if TYPE_CHECKING:
     from mspcaps.training import Recipe, Trainer
 
+T = TypeVar("T")
+Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
 Form = Literal["eager", "compiled", "captured"]
 
 
@@ -21,11 +24,11 @@ Form = Literal["eager", "compiled", "captured"]
 class AugmentChanges:
     """Of the training images; by default what the recipe says."""
 
-    crop: int | None = None
+    crop: Maybe[int] = None
     """Pixels of padding before a random crop."""
-    flip: bool | None = None
+    flip: Maybe[bool] = None
     """Mirror images at random."""
-    rotate: float | None = None
+    rotate: Maybe[float] = None
     """Largest angle of a random rotation, in degrees."""
 
 
@@ -33,34 +36,34 @@ class AugmentChanges:
 class Changes:
     """Any field of the recipe can be changed; the name of the run then tells. By default what the recipe says."""
 
-    model: str | None = None
+    model: Maybe[str] = None
     """Name of a model, as `mspcaps models` shows it."""
-    data: str | None = None
+    data: Maybe[str] = None
     """Name of a data set, or the path of a folder of class folders or of an .npz file."""
-    name: str | None = None
+    name: Maybe[str] = None
     """What this way of training is called in paths and in the ledger."""
-    epochs: int | None = None
+    epochs: Maybe[int] = None
     """Passes over the training images."""
-    batch_size: int | None = None
+    batch_size: Maybe[int] = None
     """Images per step."""
-    lr: float | None = None
+    lr: Maybe[float] = None
     """Peak learning rate of AdamW."""
-    weight_decay: float | None = None
+    weight_decay: Maybe[float] = None
     """Decoupled weight decay."""
-    warmup_epochs: int | None = None
+    warmup_epochs: Maybe[int] = None
     """Epochs of linear warm-up."""
-    warmup_start: float | None = None
+    warmup_start: Maybe[float] = None
     """Learning rate of the first epoch, as a share of the peak."""
-    min_lr: float | None = None
+    min_lr: Maybe[float] = None
     """Where the cosine ends."""
-    image_size: int | None = None
+    image_size: Maybe[int] = None
     """Side of the square images that the model sees."""
     augment: AugmentChanges = field(default_factory=AugmentChanges)
-    seed: int | None = None
+    seed: Maybe[int] = None
     """Decides initial weights, order of images and augmentation."""
 
 
-def quickstart(out: Path = Path("runs/quickstart"), device: str | None = None) -> None:
+def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None) -> None:
     """Train MSPCaps-T on the embedded sample of FashionMNIST, evaluate it and write a page about it. No network needed.
 
     Args:
@@ -76,7 +79,8 @@ def quickstart(out: Path = Path("runs/quickstart"), device: str | None = None) -
     print(f"The page:  {done.page}\n\nTry next:")
     print(f"  mspcaps predict {done.weights} PICTURE.png")
     print("  mspcaps models")
-    print("  mspcaps train --data FOLDER --model mspcaps_t --image-size 32 --epochs 30   # FOLDER/CLASS/*.png")
+    own = "mspcaps train --data FOLDER --model mspcaps_t --image-size 32 --epochs 30 --batch-size 32"
+    print(f"  {own}   # FOLDER/CLASS/*.png")
 
 
 def models(
@@ -117,14 +121,14 @@ def models(
 
 
 def train(
-    recipe: Positional[str | None] = None,
+    recipe: Positional[Maybe[str]] = None,
     changes: Annotated[Changes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008 - frozen
     list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    device: str | None = None,
-    form: Form | None = None,
+    device: Maybe[str] = None,
+    form: Maybe[Form] = None,
     out: Path = Path("runs"),
     results: Path = Path("results"),
-    log_dir: Path | None = None,
+    log_dir: Maybe[Path] = None,
 ) -> None:
     """Train by a recipe, from its checkpoint if there is one. Without a recipe, --data and --model say what.
 
@@ -145,7 +149,7 @@ def train(
         return
     chosen = choose_recipe(recipe, changes)
     board = TensorBoard(log_dir) if log_dir else None
-    seen: dict[str, "Trainer"] = {}
+    seen: dict[str, Trainer] = {}
     try:
         with training_progress() as bar:
 
@@ -194,8 +198,8 @@ def how_to_resume(trainer: "Trainer | None") -> str:
 
 def sweep(
     file: Positional[Path],
-    budget: str | None = None,
-    device: str | None = None,
+    budget: Maybe[str] = None,
+    device: Maybe[str] = None,
     out: Path = Path("runs"),
     results: Path = Path("results"),
 ) -> int:
@@ -214,8 +218,8 @@ def sweep(
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
     report: Listener = Lines(every=30.0, named=True)
     outcomes = run_sweep(recipes, choose_device(device), seconds, out, results, listener=report)
-    counts = {state: sum(o.state == state for o in outcomes) for state in ("done", "known", "stopped", "left", "failed")}
-    print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    counts = Counter(outcome.state for outcome in outcomes)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))
     return 1 if counts["failed"] else 0
 
 
@@ -234,10 +238,10 @@ def parse_duration(text: str) -> float:
 
 def evaluate(
     weights: Positional[Path],
-    data: str | None = None,
+    data: Maybe[str] = None,
     split: Literal["train", "test", "all"] = "test",
     batch_size: int = 500,
-    device: str | None = None,
+    device: Maybe[str] = None,
 ) -> None:
     """Accuracy, loss and calibration of trained weights, in all and per class.
 
@@ -254,8 +258,9 @@ def evaluate(
     from mspcaps.training import choose_device
 
     model = load_model(weights)
-    images = load_for(model, data, split)
-    found = run(model, images, batch_size, choose_device(device))
+    with counting() as progress:
+        images = load_for(model, data, split, progress)
+        found = run(model, images, batch_size, choose_device(device), lambda done, of: progress("evaluating", done, of))
     counts = found.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
@@ -268,9 +273,9 @@ def evaluate(
 
 def predict(
     weights: Positional[Path],
-    paths: Positional[list[Path]],
+    paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
     top: int = 3,
-    device: str | None = None,
+    device: Maybe[str] = None,
 ) -> int:
     """Say what is on pictures: the likeliest classes with their scores.
 
@@ -280,17 +285,17 @@ def predict(
         top: How many classes to show.
         device: cpu or cuda; by default the GPU if there is one.
     """
-    from mspcaps.evaluation import predict as run
+    from mspcaps.evaluation import stream_predictions
     from mspcaps.models.pretrained import load_model
     from mspcaps.training import choose_device
 
     if not paths:
         raise MspcapsError("name at least one picture or folder")
-    predictions = run(load_model(weights).to(choose_device(device)), paths, top)
-    for prediction in predictions:
+    failed = 0
+    for prediction in stream_predictions(load_model(weights).to(choose_device(device)), paths, top):
         if prediction.error is None:
             print(f"{prediction.path}: " + ", ".join(f"{name} {score:.3f}" for name, score in prediction.top))
-    failed = [prediction.error for prediction in predictions if prediction.error is not None]
-    for error in failed:
-        print(f"error: {error}", file=sys.stderr)
+        else:
+            print(f"error: {prediction.error}", file=sys.stderr)
+            failed += 1
     return 1 if failed else 0

@@ -1,6 +1,7 @@
 """`mspcaps data list | get | verify`."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,7 @@ def show() -> None:
 
 def get(
     name: tyro.conf.Positional[str],
-    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH")] = None,
+    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH", help_behavior_hint="")] = None,
 ) -> None:
     """Fetch a data set, verify it and keep it in the cache.
 
@@ -55,7 +56,9 @@ def get(
         fetch(name, report, progress)
 
 
-def verify(name: tyro.conf.Positional[str | None] = None) -> None:
+def verify(
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(help_behavior_hint="")] = None,
+) -> None:
     """Recompute the checksums of a cached data set, or of all of them.
 
     Args:
@@ -72,20 +75,28 @@ def verify(name: tyro.conf.Positional[str | None] = None) -> None:
 @contextlib.contextmanager
 def transfer() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int | None], None]]]:
     """(report, progress) for `data.get`: a bar with rate and time left on a terminal, else the sentences only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         yield lambda line: print(line, flush=True), lambda what, done, total: None
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(highlight=False, soft_wrap=True)
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        tasks: dict[str, object] = {}
+        tasks: dict[str, TaskID] = {}
 
         def progress(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+            bar.update(tasks[what], completed=done, total=total)
 
         yield lambda line: console.print(line, markup=False), progress

@@ -1,8 +1,10 @@
 """What long work shows: a bar with rate and time left on a terminal, now and then a plain line elsewhere."""
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from mspcaps.training import Trainer
 
 LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds; reading the loss makes a GPU wait, so it is not read more often
+WINDOW = 30.0  # seconds over which the rate is taken
 
 
 class Listener(Protocol):
@@ -27,7 +30,7 @@ class Reading:
     epochs: int
     steps: int  # taken, of all epochs
     of_steps: int
-    rate: float  # images per second, of this sitting
+    rate: float  # images per second
     left: float  # seconds
     loss: float
     accuracy: float | None  # percent, after the last whole epoch
@@ -41,17 +44,18 @@ class Reading:
 
 
 class Meter:
-    """Turns the state of a trainer into a reading; begins to count at the first one, so a resumed run is measured right."""
+    """Turns the state of a trainer into a reading; the rate is that of the last half minute of this sitting."""
 
     def __init__(self) -> None:
-        self.began: tuple[float, int] | None = None
+        self.marks: deque[tuple[float, int]] = deque()  # time, steps
 
     def read(self, trainer: "Trainer") -> Reading:
         steps = trainer.epoch * trainer.plan.steps + trainer.steps_done
         now = time.monotonic()
-        if self.began is None:
-            self.began = now, steps
-        per_second = (steps - self.began[1]) / max(now - self.began[0], 1e-9)
+        self.marks.append((now, steps))
+        while len(self.marks) > 2 and now - self.marks[1][0] >= WINDOW:
+            self.marks.popleft()
+        per_second = (steps - self.marks[0][1]) / max(now - self.marks[0][0], 1e-9)
         total = trainer.recipe.epochs * trainer.plan.steps
         between = trainer.steps_done == 0 and bool(trainer.history)
         loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
@@ -68,7 +72,7 @@ class Meter:
 
 
 class Lines:
-    """A plain line at most every few seconds, and one at the end. Serves several runs at once: each has its own meter."""
+    """A plain line at most every few seconds, and one at the end; several runs at once have a meter each."""
 
     def __init__(self, every: float = LINE_EVERY, named: bool = False) -> None:
         self.every, self.named = every, named
@@ -91,13 +95,13 @@ class Lines:
 @contextlib.contextmanager
 def training_progress() -> Iterator[Listener]:
     """A listener for the trainer, fit for where stdout leads."""
+    if not sys.stdout.isatty():
+        yield Lines()
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     console = Console(highlight=False)
-    if not console.is_terminal:
-        yield Lines()
-        return
     columns = [TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=None), TaskProgressColumn()]
     with Progress(*columns, TextColumn("{task.fields[facts]}"), console=console, expand=True) as bar:
         task, meter, shown = bar.add_task("", total=None, epoch="1", facts=""), Meter(), 0.0
@@ -115,6 +119,31 @@ def training_progress() -> Iterator[Listener]:
         yield listener
 
 
+@contextlib.contextmanager
+def counting() -> Iterator[Callable[[str, int, int | None], None]]:
+    """(what, done, total) -> a bar with rate and time left, on a terminal only: such work takes minutes at most."""
+    if not sys.stdout.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    console = Console(highlight=False)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    speed = TextColumn("{task.fields[rate]}")
+    with Progress(*columns, speed, TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, tuple[TaskID, float]] = {}
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total, rate=""), time.monotonic()
+            task, began = tasks[what]
+            rate = f"{done / max(time.monotonic() - began, 1e-9):,.0f}/s" if done < (total or 0) else ""
+            bar.update(task, completed=done, rate=rate)
+
+        yield progress
+
+
 class TensorBoard:
     """Writes loss, learning rate and test accuracy after every epoch, in a folder per run."""
 
@@ -129,7 +158,8 @@ class TensorBoard:
 
     def __call__(self, trainer: "Trainer") -> None:
         if self.writer is None:
-            self.writer = self.make(str(self.folder / trainer.recipe.dataset / trainer.recipe.model / trainer.recipe.run_name))
+            recipe = trainer.recipe
+            self.writer = self.make(str(self.folder / recipe.dataset / recipe.model / recipe.run_name))
         for row in trainer.history[self.written :]:
             for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
                 self.writer.add_scalar(name, value, row.epoch)

@@ -134,10 +134,10 @@ def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> lis
     found = []
     for name in names:
         paths = [
-            os.path.join(place, file)  # noqa: PTH118 - a million Path objects would be slow
+            os.path.join(place, file)
             for place, _, files in os.walk(folder / name)
             for file in files
-            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")  # noqa: PTH122
+            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
         ]
         if not paths:
             raise MspcapsError(f"the class folder {folder / name} holds no PNG, JPEG, BMP, WebP or GIF picture")

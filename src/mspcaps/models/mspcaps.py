@@ -51,7 +51,7 @@ class ResidualBlock(nn.Module):
         self.rest = nn.ModuleList(ConvBN(width, width) for _ in range(depth - 1))
 
     def layers(self) -> list[ConvBN]:
-        return [self.first, *self.rest]  # type: ignore[list-item]
+        return [self.first, *self.rest]
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -116,8 +116,8 @@ class MSPCaps(nn.Module):
     def forward_primary(self, x: Tensor) -> list[Tensor]:
         """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
         if self.runs_fused(x):
-            averages = self.fused_averages(x)
-            return [patchify.embed(u) for patchify, u in zip(self.patchify, averages, strict=True)]  # type: ignore[operator]
+            layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
+            return [patchify.embed(u) for patchify, u in zip(layers, self.fused_averages(x), strict=True)]
         maps = self.forward_features(x)
         return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
 
@@ -129,12 +129,12 @@ class MSPCaps(nn.Module):
         return self.routing[1](self.routing[0](u[0], u[1]), u[2])
 
     def runs_fused(self, x: Tensor) -> bool:
-        """Training on a GPU the backbone is one operator with a backward pass written by hand; the modules define it."""
+        """When training on a GPU the backbone is one operator with a hand-written backward; the modules define it."""
         return self.training and x.is_cuda and TRITON and all(type(layer.bn) is BatchNorm for layer in self.layers())
 
     def layers(self) -> list[ConvBN]:
         """All convolutions of the backbone in order."""
-        return [layer for block in self.blocks for layer in block.layers()]  # type: ignore[operator, union-attr]
+        return [layer for block in self.blocks for layer in block.layers()]  # type: ignore[operator]
 
     def fused_averages(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the patch averages [b, n_i, c_i] of every scale in use, finest first."""

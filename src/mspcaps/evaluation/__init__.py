@@ -1,0 +1,7 @@
+"""What a trained model is worth, and what it says about single pictures."""
+
+from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
+from mspcaps.evaluation.load import load_for
+from mspcaps.evaluation.predict import Prediction, predict, stream_predictions
+
+__all__ = ["Evaluation", "Prediction", "confidence", "evaluate", "load_for", "predict", "stream_predictions"]

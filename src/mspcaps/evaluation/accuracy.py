@@ -1,0 +1,118 @@
+"""What a model is worth on a set of images: accuracy, loss, calibration, confusion. Always in fp32."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.capsules import margin_loss
+from mspcaps.data import ImageSet
+from mspcaps.errors import MspcapsError
+
+BINS = 15  # of the calibration error
+Progress = Callable[[int, int], None]  # images done, images in all
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """K classes, n images; every tensor is on the CPU."""
+
+    accuracy: float  # percent
+    n: int
+    loss: float  # margin loss, mean over the images
+    ece: float  # expected calibration error in percent, 15 bins of equal width; see `confidence`
+    confusion: Tensor  # int64 [K, K]: row is the true class, column the answer
+    scores: Tensor  # float32 [n, K], as the model gives them
+    labels: Tensor  # int64 [n]
+    classes: tuple[str, ...]
+
+    @property
+    def predictions(self) -> Tensor:
+        """int64 [n]"""
+        return self.scores.argmax(1)
+
+    @property
+    def per_class(self) -> list[float]:
+        """Percent of each class's images that were named rightly; not a number where a class has no image."""
+        return (100 * self.confusion.diagonal() / self.confusion.sum(1)).tolist()
+
+
+def evaluate(
+    model: nn.Module,
+    data: ImageSet,
+    batch_size: int = 500,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run the model over all images, on its own device unless another is named; its mode is left as it was."""
+    if batch_size < 1:
+        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    check_fit(model, data)
+    if device is not None:
+        model = model.to(device)
+    scores = all_scores(model, data.images, batch_size, progress)
+    labels, k = data.labels.cpu(), scores.shape[1]
+    predictions = scores.argmax(1)
+    sure = confidence(scores, hasattr(model, "forward_capsules"))
+    return Evaluation(
+        accuracy=100 * (predictions == labels).double().mean().item(),
+        n=len(data),
+        loss=margin_loss(scores, labels).item(),
+        ece=100 * calibration_error(sure, predictions == labels),
+        confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
+        scores=scores,
+        labels=labels,
+        classes=data.classes,
+    )
+
+
+@torch.no_grad()
+def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress | None = None) -> Tensor:
+    """images uint8 [n, c, h, w] -> scores float32 [n, K] on the CPU."""
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    scores = []
+    # cuDNN's default on recent GPUs is TF32, which keeps 10 bits of the 23
+    with torch.autocast(device.type, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size].to(device)
+            scores.append(model(batch.float() / 255).float().cpu())
+            if progress:
+                progress(min(start + batch_size, len(images)), len(images))
+    model.train(was_training)
+    return torch.cat(scores)
+
+
+def confidence(scores: Tensor, lengths: bool) -> Tensor:
+    """How sure the model is of its answer, in [0, 1]: scores [n, K] -> [n].
+
+    Capsule lengths (`lengths`) are independent numbers in [0, 1): the winning one is divided by the sum of all, and a
+    picture that wakes no capsule has confidence 1 / K. Logits go through softmax.
+    """
+    if not lengths:
+        return scores.softmax(1).amax(1)
+    total = scores.sum(1)
+    return torch.where(total > 0, scores.amax(1) / total.clamp_min(1e-12), 1 / scores.shape[1])
+
+
+def calibration_error(sure: Tensor, right: Tensor, bins: int = BINS) -> float:
+    """Mean over the images of |accuracy - mean confidence| of the bin that an image falls into."""
+    index = (sure.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)  # bins are open on the left, as is usual
+    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, right.double() - sure.double())
+    return gap.abs().sum().item() / len(sure)
+
+
+def check_fit(model: nn.Module, data: ImageSet) -> None:
+    """A sentence instead of a shape error from deep inside."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, dict):
+        return  # a model of the user's own: it knows itself what it takes
+    name, size = config["name"], tuple(config["img_size"])
+    if (data.channels, *data.size) != (config["in_chans"], *size):
+        raise MspcapsError(
+            f"{name} takes images of {config['in_chans']} x {size[0]} x {size[1]} (channels, height, width), "
+            f"but {data.name} has {data.channels} x {data.size[0]} x {data.size[1]}"
+        )
+    if len(data.classes) != config["num_classes"]:
+        raise MspcapsError(f"{name} knows {config['num_classes']} classes, but {data.name} has {len(data.classes)}")

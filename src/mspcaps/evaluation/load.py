@@ -1,0 +1,48 @@
+"""A data set in the form that a trained model takes: its image size, its channels, its numbering of the classes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
+from mspcaps.data.folder import Progress
+from mspcaps.errors import MspcapsError
+
+
+def load_for(
+    model: nn.Module,
+    name_or_path: str | Path | None = None,
+    split: str = "test",
+    progress: Progress = lambda what, done, total: None,
+) -> ImageSet:
+    """By default the data that the model was trained on. `model` comes from `load_model`.
+
+    `progress` hears of every picture read from a folder.
+    """
+    about, config = getattr(model, "about", {}), model.config
+    assert isinstance(config, dict)
+    if name_or_path is None:
+        name_or_path = about.get("recipe", {}).get("data")
+        if name_or_path is None:
+            raise MspcapsError("the weights do not say which data they were trained on: name a data set or a folder")
+    height, width = config["img_size"]
+    path = Path(name_or_path).expanduser()
+    if str(name_or_path) not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file():
+        # the folder of test pictures may be all grey where the training pictures were not
+        pictures = open_folder(path, split, (height, width))
+        data = replace(pictures, channels=config["in_chans"]).resident(progress)
+    else:
+        data = load_dataset(name_or_path, split, (height, width))
+    return renumbered(data, about.get("classes"))
+
+
+def renumbered(data: ImageSet, classes: list[str] | None) -> ImageSet:
+    """The labels in the model's numbering, by the names of the classes; some of them may be missing in the data."""
+    if classes is None or tuple(classes) == data.classes:
+        return data
+    if unknown := [name for name in data.classes if name not in classes]:
+        raise MspcapsError(f"{data.name} has a class {unknown[0]!r} that the model does not know: {', '.join(classes)}")
+    table = torch.tensor([classes.index(name) for name in data.classes])
+    return replace(data, labels=table[data.labels], classes=tuple(classes))

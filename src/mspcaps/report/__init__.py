@@ -1,0 +1,6 @@
+"""Pages and tables for people, every figure in them measured."""
+
+from mspcaps.report.page import Page, write_page
+from mspcaps.report.quickstart import quickstart
+
+__all__ = ["Page", "quickstart", "write_page"]

@@ -1,0 +1,189 @@
+"""One self-contained HTML page about a trained model: no script, no request, it opens from anywhere."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mspcaps.data import ImageSet
+from mspcaps.evaluation import Evaluation, confidence
+from mspcaps.files import write_atomically
+from mspcaps.report.svg import confusion_chart, line_chart, smoothed
+from mspcaps.training import Epoch
+
+SHOWN_LENGTHS = 4  # of the class capsules, per example
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page tells."""
+
+    title: str  # of the model and data: "MSPCaps-T on ..."
+    facts: Sequence[tuple[str, str]]  # name, value
+    evaluation: Evaluation
+    data: ImageSet  # the images that were evaluated
+    history: Sequence[Epoch]
+    step_losses: Sequence[tuple[float, float]]  # (epochs so far, loss) of single steps
+    commands: Sequence[tuple[str, str]]  # what it does, the command
+    footer: str
+
+
+def write_page(path: Path, page: Page) -> None:
+    write_atomically(path, render(page))
+
+
+def render(page: Page) -> str:
+    found = page.evaluation
+    right, wrong = choose_right(found), choose_wrong(found)
+    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    body = "".join(
+        [
+            header(page),
+            curves(page),
+            confusion(found),
+            examples("Right, one of each class", NOTE_RIGHT, right, page),
+            examples("Wrong, the surest mistakes", NOTE_WRONG, wrong, page) if wrong else "",
+            commands(page),
+            f"<footer>{escape(page.footer)}</footer>",
+        ]
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(page.title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
+    )
+
+
+NOTE_RIGHT = (
+    "A class capsule is a vector; its length says how strongly the class is present. The lengths need not add up to "
+    "one: two can be long when both readings are plausible, and all can be short. Of each class this is the image of "
+    "median confidence among those named rightly, so neither the easiest nor the hardest."
+)
+NOTE_WRONG = (
+    "The images that the model was surest about and yet named wrongly, one for each pair of true class and answer. "
+    "Green is the true class, red the answer."
+)
+
+
+def header(page: Page) -> str:
+    found = page.evaluation
+    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in page.facts)
+    return (
+        f'<header><p class="overline">{escape(page.title)}</p>'
+        f"<h1><b>{found.accuracy:.1f} %</b> of {found.n:,} test images named rightly.</h1>"
+        f'<p class="lead">{escape(summary(found)).replace(" %", "&nbsp;%")}</p><dl class="facts">{facts}</dl></header>'
+    )
+
+
+def summary(found: Evaluation) -> str:
+    """The best and the worst class, and the most frequent mistake, in words."""
+    ranked = sorted((value, name) for value, name in zip(found.per_class, found.classes, strict=True) if value == value)
+    text = f"Guessing would reach {100 / len(found.classes):.0f} %. "
+    text += f"It knows “{ranked[-1][1]}” best ({ranked[-1][0]:.0f} %) and “{ranked[0][1]}” least ({ranked[0][0]:.0f} %)"
+    mistakes = found.confusion.clone().fill_diagonal_(0)
+    count = int(mistakes.max())
+    if not count:
+        return f"{text}."
+    true, answer = divmod(int(mistakes.argmax()), len(found.classes))
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"{text}; its most frequent mistake is to take “{found.classes[true]}” for “{found.classes[answer]}”, {times}."
+    )
+
+
+def curves(page: Page) -> str:
+    epochs = page.history[-1].epoch
+    places = [place for place, _ in page.step_losses]
+    smooth = smoothed([loss for _, loss in page.step_losses], max(1, len(places) // (10 * epochs)))
+    losses = list(zip(places, smooth, strict=True))
+    accuracies = [(float(row.epoch), row.accuracy) for row in page.history]
+    return (
+        "<section><h2>How it learned</h2>"
+        '<p class="note">One epoch shows every training image once. The loss is the mean over the last tenth of an '
+        'epoch; accuracy is measured after every epoch, on images that are never trained on.</p><div class="pair">'
+        "<figure><h3>Margin loss on the training images, logarithmic</h3>"
+        f"{line_chart(losses, 'Loss', epochs, log=True)}</figure>"
+        "<figure><h3>Accuracy on the test images</h3>"
+        f"{line_chart(accuracies, 'Accuracy', epochs, '%', dots=True)}</figure></div></section>"
+    )
+
+
+def confusion(found: Evaluation) -> str:
+    chart = confusion_chart(found.confusion.tolist(), found.classes)
+    return (
+        "<section><h2>What it takes for what</h2>"
+        '<p class="note">Each row is a true class, each column an answer. Green on the diagonal is right; '
+        "red beside it is a mistake.</p>"
+        f'<figure class="scroll">{chart}</figure></section>'
+    )
+
+
+def choose_right(found: Evaluation) -> list[int]:
+    """Of each class the image of median confidence among those named rightly."""
+    sure, chosen = confidence(found.scores, True), []
+    for label in range(len(found.classes)):
+        members = ((found.labels == label) & (found.predictions == label)).nonzero().flatten()
+        if len(members):
+            order = sure[members].argsort()
+            chosen.append(int(members[order[len(order) // 2]]))
+    return chosen[:10]
+
+
+def choose_wrong(found: Evaluation, count: int = 10) -> list[int]:
+    """The surest mistakes, at most one per pair of classes."""
+    sure = confidence(found.scores, True)
+    members = (found.labels != found.predictions).nonzero().flatten()
+    chosen: dict[tuple[int, int], int] = {}
+    for index in members[sure[members].argsort(descending=True)].tolist():
+        chosen.setdefault((int(found.labels[index]), int(found.predictions[index])), index)
+    return list(chosen.values())[:count]
+
+
+def examples(title: str, note: str, indices: Sequence[int], page: Page) -> str:
+    cards = "".join(card(page, index) for index in indices)
+    return (
+        f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p><div class="cards">{cards}</div></section>'
+    )
+
+
+def card(page: Page, index: int) -> str:
+    """One image with the lengths of its longest class capsules; the true one is always among them."""
+    found = page.evaluation
+    true, answer = int(found.labels[index]), int(found.predictions[index])
+    ranked = found.scores[index].argsort(descending=True).tolist()
+    shown = ranked[:SHOWN_LENGTHS]
+    if true not in shown:
+        shown[-1] = true
+    rows = []
+    for label in shown:
+        length = float(found.scores[index, label])
+        kind = ' class="true"' if label == true else ' class="false"' if label == answer else ""
+        rows.append(
+            f'<dt{kind}>{escape(found.classes[label])}</dt><dd class="track"><i{kind} '
+            f'style="width:{100 * min(max(length, 0.0), 1.0):.1f}%"></i></dd><dd>{length:.2f}</dd>'
+        )
+    said = "" if true == answer else f"<span>taken for {escape(found.classes[answer])}</span>"
+    return (
+        f'<article class="card"><img alt="{escape(found.classes[true])}" src="{data_url(page.data.images[index])}">'
+        f'<div><h3>{escape(found.classes[true])}{said}</h3><dl class="lengths">{"".join(rows)}</dl></div></article>'
+    )
+
+
+def commands(page: Page) -> str:
+    items = "".join(f"<p>{escape(what)}</p><pre>{escape(line)}</pre>" for what, line in page.commands)
+    return f'<section class="next"><h2>Try next</h2><div style="margin-top:16px">{items}</div></section>'
+
+
+def data_url(image: Tensor) -> str:
+    """uint8 [c, h, w] with 1 or 3 channels -> a PNG inside the page; of any other number the first channel is shown."""
+    pixels = image.cpu()
+    array = (pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]).contiguous().to(torch.uint8).numpy()
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

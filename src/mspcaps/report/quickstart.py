@@ -1,0 +1,87 @@
+"""The first run: a small model on the embedded images, from nothing to a page that shows what it learned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mspcaps.data import facts, load_dataset
+from mspcaps.evaluation import Evaluation, evaluate
+from mspcaps.report.page import Page, write_page
+from mspcaps.training import Recipe, Result, Trainer, load_recipe, train
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """What the first run leaves."""
+
+    page: Path
+    weights: Path
+    evaluation: Evaluation
+
+
+class Recorder:
+    """Keeps the loss of every step, or on a GPU of every chunk of steps, with its place in epochs."""
+
+    def __init__(self, then: Callable[[Trainer], None]) -> None:
+        self.losses: list[tuple[float, float]] = []
+        self.then, self.steps, self.total = then, 0, 0.0  # of the current epoch so far
+
+    def __call__(self, trainer: Trainer) -> None:
+        steps, total = trainer.steps_done, trainer.step.loss_sum.item()  # both are zero between epochs
+        if steps > self.steps:
+            place = trainer.epoch + steps / trainer.plan.steps
+            self.losses.append((place, (total - self.total) / (steps - self.steps)))
+        self.steps, self.total = steps, total
+        self.then(trainer)
+
+
+def quickstart(
+    out: Path,
+    device: str | None = None,
+    listener: Callable[[Trainer], None] = lambda trainer: None,
+    recipe: Recipe | None = None,
+) -> Quickstart:
+    """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
+    recorder = Recorder(listener)
+    # a ledger of its own: trials do not belong into results/
+    result = train(recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder)
+    size = result.recipe.image_size
+    data = load_dataset(result.recipe.data, "test", size)
+    found = evaluate(result.model, data)
+    weights = result.folder / "last.safetensors"
+    page = out / "index.html"
+    write_page(page, describe(result, found, recorder.losses, weights))
+    return Quickstart(page.resolve(), weights, found)
+
+
+def describe(result: Result, found: Evaluation, step_losses: list[tuple[float, float]], weights: Path) -> Page:
+    recipe, entry = result.recipe, result.entry
+    known = facts(recipe.data)
+    seconds, software = entry["seconds"]["train"], entry["software"]
+    return Page(
+        title=f"mspcaps quickstart · {recipe.model} on the {known.title}",
+        facts=[
+            ("parameters", f"{entry['params']:,}"),
+            ("classes", f"{len(found.classes)}"),
+            ("training images", f"{known.train:,}"),
+            ("epochs", f"{recipe.epochs}"),
+            ("training time", f"{seconds:.0f} s"),
+            ("test loss", f"{found.loss:.3f}"),
+        ],
+        evaluation=found,
+        data=load_dataset(recipe.data, "test", known.native_size),  # shown as they are, not as the model sees them
+        history=result.history,
+        step_losses=step_losses,
+        commands=[
+            ("Ask it about a picture of your own:", f"mspcaps predict {weights} PICTURE.png"),
+            ("See all models and what they cost:", "mspcaps models"),
+            (
+                "Train on your own pictures, one folder per class:",
+                f"mspcaps train --data FOLDER --model {recipe.model} --image-size 32 --epochs 30 --batch-size 32",
+            ),
+        ],
+        footer=(
+            f"Trained on {entry['device']} in {entry['precision']}, seed {recipe.seed}, with mspcaps "
+            f"{software['mspcaps']}, PyTorch {software['torch']}. {entry['provenance']} {known.licence}"
+        ),
+    )

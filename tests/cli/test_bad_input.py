@@ -1,0 +1,347 @@
+"""Whatever is wrong with the input: one clear sentence on stderr, a non-zero exit, no traceback, no half a file."""
+
+import errno
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_makers import TINY, draw, trained
+from PIL import Image
+from safetensors.torch import save_file
+
+from mspcaps.training.checkpoint import save_checkpoint
+
+Case = Callable[[Path, pytest.MonkeyPatch], list[object]]
+CASES: dict[str, tuple[str, Case]] = {}
+
+
+def case(pattern: str) -> Callable[[Case], Case]:
+    """The pattern is what the sentence must say; the function prepares the mischief and returns the arguments."""
+
+    def register(function: Case) -> Case:
+        CASES[function.__name__] = (pattern, function)
+        return function
+
+    return register
+
+
+@case(r"no model 'mspcaps_tt': did you mean 'mspcaps_t'")
+def unknown_model(here, patch):
+    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_tt", "--batch-size", 4]
+
+
+@case(r"no model matches 'caps9\*'")
+def unknown_pattern(here, patch):
+    return ["models", "caps9*"]
+
+
+@case(r"8 x 8 pixels leaves no capsule .* nearest size that works is 13 x 13")
+def impossible_size(here, patch):
+    return ["models", "mspcaps_t", "--img-size", 8]
+
+
+@case(r"8 x 8 pixels leaves no capsule")
+def impossible_size_in_training(here, patch):
+    return ["train", "--data", draw(here / "pictures", size=8), "--model", "mspcaps_t", "--batch-size", 4]
+
+
+@case(r"num_classes is 1, but mspcaps_t needs at least 2")
+def one_class(here, patch):
+    return ["models", "mspcaps_t", "--num-classes", 1]
+
+
+@case(r"nowhere/pictures does not exist")
+def missing_folder(here, patch):
+    return ["train", "--data", here / "nowhere/pictures", *TINY]
+
+
+@case(r"empty holds no PNG, JPEG")
+def empty_class(here, patch):
+    (draw(here / "pictures") / "empty").mkdir()
+    return ["train", "--data", here / "pictures", *TINY]
+
+
+@case(r"pictures holds no class folders")
+def empty_folder(here, patch):
+    (here / "pictures").mkdir()
+    return ["train", "--data", here / "pictures", *TINY]
+
+
+@case(r"cannot read .*broken\.png")
+def broken_png(here, patch):
+    picture = draw(here / "pictures") / "disc" / "broken.png"
+    Image.effect_noise((16, 16), 90).save(picture)
+    picture.write_bytes(picture.read_bytes()[:150])
+    return ["train", "--data", here / "pictures", *TINY]
+
+
+@case(r"refused: it claims (more than|50000x50000)")
+def huge_png(here, patch):
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 50_000, 50_000, 8, 0, 0, 0, 0))
+    content = header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    (draw(here / "pictures") / "disc" / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    return ["train", "--data", here / "pictures", *TINY]
+
+
+@case(r"cifar-10-binary\.tar\.gz")
+def truncated_archive(here, patch):
+    (here / "raw").mkdir()
+    (here / "raw" / "cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8b\x08\x00" + bytes(40))
+    return ["data", "get", "cifar10", "--from", here / "raw"]
+
+
+@case(r"is not MNIST as published")
+def wrong_checksum(here, patch):
+    arrays = {"x_train": (60_000, 28, 28), "y_train": (60_000,), "x_test": (10_000, 28, 28), "y_test": (10_000,)}
+    np.savez(here / "fake.npz", **{name: np.zeros(shape, np.uint8) for name, shape in arrays.items()})
+    return ["data", "get", "mnist", "--from", here / "fake.npz"]
+
+
+@case(r"cache/cifar10\.npz is damaged")
+def damaged_cache(here, patch):
+    (here / "cache").mkdir()
+    (here / "cache" / "cifar10.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    return ["data", "verify", "cifar10"]
+
+
+@case(r"cannot write .*No space left")
+def full_disk(here, patch):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(os, "fsync", full)
+    return ["train", "--data", draw(here / "pictures"), *TINY]
+
+
+@case(r"cannot write .*plain.*(Not a directory|File exists)")
+def unwritable_target(here, patch):
+    (here / "plain").write_text("a file where a folder should be")
+    return ["train", "--data", draw(here / "pictures"), *TINY, "--out", here / "plain"]
+
+
+@case(r"has no 'epoch': did you mean 'epochs'")
+def toml_key(here, patch):
+    (here / "recipe.toml").write_text("epoch = 3\n")
+    return ["train", "recipe.toml"]
+
+
+@case(r"epochs must be int, not 'three'")
+def toml_type(here, patch):
+    (here / "recipe.toml").write_text('epochs = "three"\n')
+    return ["train", "recipe.toml"]
+
+
+@case(r"recipe\.toml is not a valid TOML file")
+def toml_syntax(here, patch):
+    (here / "recipe.toml").write_text("epochs = = 3\n")
+    return ["train", "recipe.toml"]
+
+
+@case(r"cannot read the recipe nowhere\.toml: No such file")
+def missing_toml(here, patch):
+    return ["train", "nowhere.toml"]
+
+
+@case(r"no recipe 'paper/cifar10/mspcaps_tt': did you mean 'paper/cifar10/mspcaps_t'")
+def unknown_recipe(here, patch):
+    return ["train", "paper/cifar10/mspcaps_tt"]
+
+
+@case(r"say what to train")
+def no_recipe(here, patch):
+    return ["train"]
+
+
+@case(r'no data set "cifar11"; did you mean "cifar10"')
+def unknown_dataset(here, patch):
+    return ["data", "get", "cifar11"]
+
+
+@case(r"run `mspcaps data get cifar10` first")
+def dataset_not_cached(here, patch):
+    return ["train", "paper/cifar10/mspcaps_t"]
+
+
+@case(r"there is no weights file nowhere\.safetensors")
+def weights_missing(here, patch):
+    return ["eval", "nowhere.safetensors"]
+
+
+@case(r"cut\.safetensors is not a whole safetensors file")
+def weights_truncated(here, patch):
+    whole = trained(here / "whole.safetensors").read_bytes()
+    (here / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    return ["eval", "cut.safetensors"]
+
+
+@case(r"text\.safetensors is not a whole safetensors file")
+def weights_not_safetensors(here, patch):
+    (here / "text.safetensors").write_text("These are not weights, however long this sentence may go on.")
+    return ["predict", "text.safetensors", "x.png"]
+
+
+@case(r"was not written by mspcaps")
+def weights_of_someone_else(here, patch):
+    save_file({"weight": torch.zeros(2)}, here / "other.safetensors")
+    return ["predict", "other.safetensors", "x.png"]
+
+
+@case(r"does not fit the model")
+def weights_of_another_model(here, patch):
+    from safetensors import safe_open
+
+    path = trained(here / "model.safetensors")
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    header["model"] = header["model"].replace("mspcaps_t_scale16", "mspcaps_t_scale32")
+    save_file(tensors, path, header)
+    return ["predict", path, "x.png"]
+
+
+@case(r"a class 'triangle' that the model does not know")
+def data_of_other_classes(here, patch):
+    draw(here / "pictures", ("disc", "triangle"))
+    return ["eval", trained(here / "model.safetensors"), "--data", here / "pictures"]
+
+
+@case(r"a batch of 128 is larger than the training set of 10 images")
+def batch_larger_than_set(here, patch):
+    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t_scale16"]
+
+
+@case(r"epochs is -3, but must be at least 1")
+def negative_epochs(here, patch):
+    return ["train", "--data", draw(here / "pictures"), "--epochs", -3]
+
+
+@case(r"lr is nan")
+def lr_not_a_number(here, patch):
+    return ["train", "--data", draw(here / "pictures"), "--lr", "nan"]
+
+
+@case(r"sees no GPU")
+def cuda_without_gpu(here, patch):
+    patch.setattr(torch.cuda, "is_available", lambda: False)
+    return ["train", "quickstart", "--device", "cuda"]
+
+
+@case(r"no device 'abacus'")
+def unknown_device(here, patch):
+    return ["train", "quickstart", "--device", "abacus"]
+
+
+RUN = "runs/pictures/mspcaps_t_scale16/custom+batch_size=4+epochs=1-seed0"
+
+
+@case(r"checkpoint\.safetensors is not a whole checkpoint")
+def corrupt_checkpoint(here, patch):
+    (here / RUN).mkdir(parents=True)
+    (here / RUN / "checkpoint.safetensors").write_bytes(b"half of a checkpoint")
+    return ["train", "--data", draw(here / "pictures"), *TINY]
+
+
+@case(r"belongs to another model")
+def checkpoint_of_another_model(here, patch):
+    save_checkpoint(here / RUN / "checkpoint.safetensors", {"x": torch.zeros(1)}, {"recipe": {}})
+    return ["train", "--data", draw(here / "pictures"), *TINY]
+
+
+@case(r"sweep\.toml must hold a list of \[\[runs\]\]")
+def empty_sweep(here, patch):
+    (here / "sweep.toml").write_text("")
+    return ["sweep", "sweep.toml"]
+
+
+@case(r"a time is written like 540s, 9m or 2h, not 'soon'")
+def bad_budget(here, patch):
+    (here / "sweep.toml").write_text('[[runs]]\nrecipe = "quickstart"\n')
+    return ["sweep", "sweep.toml", "--budget", "soon"]
+
+
+@case(r"name at least one picture")
+def nothing_to_predict(here, patch):
+    return ["predict", trained(here / "model.safetensors")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_clear_sentence(name, say, place, monkeypatch):
+    pattern, prepare = CASES[name]
+    args = prepare(place, monkeypatch)
+    before = {path for path in place.rglob("*") if path.is_file()}
+    spoken = say(*args)
+    assert spoken.status == 2
+    lines = spoken.err.strip().splitlines()
+    assert len(lines) == 1, spoken.err
+    assert lines[0].startswith("error: ")
+    assert re.search(pattern, lines[0]), lines[0]
+    assert "Traceback" not in spoken.err + spoken.out
+    left = {path for path in place.rglob("*") if path.is_file()} - before
+    assert not [path for path in left if path.suffix in (".part", ".json", ".safetensors", ".npz")], left
+
+
+@pytest.mark.parametrize(
+    ("args", "pattern"),
+    [
+        (["train", "--epochs", "many"], "--epochs"),
+        (["train", "--epohcs", "3"], "--epohcs"),
+        (["fly"], "fly"),
+        (["data", "drop"], "drop"),
+        (["eval"], "WEIGHTS|weights"),
+    ],
+)
+def test_arguments_that_do_not_parse(args, pattern, say):
+    spoken = say(*args)
+    assert spoken.status == 2
+    assert re.search(pattern, spoken.err)
+    assert "Traceback" not in spoken.err
+
+
+def test_a_broken_picture_spoils_no_other(say, place):
+    draw(place / "pictures")
+    (place / "pictures/disc/1.png").write_bytes(b"no picture")
+    spoken = say("predict", trained(place / "model.safetensors"), place / "pictures", "--top", 1)
+    assert spoken.status == 1
+    assert len(spoken.out.splitlines()) == 11
+    assert re.fullmatch(r"error: cannot read .*disc/1\.png: .*\n", spoken.err)
+
+
+def subprocess_of(*args: str, stdout: object = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    source = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mspcaps", *args]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+
+
+def test_as_a_process():
+    done = subprocess_of("train", "paper/nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: there is no recipe 'paper/nowhere': .*\n", done.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_on_a_full_disk():
+    with open("/dev/full", "w") as full:
+        done = subprocess_of("train", "--list", stdout=full)
+    assert done.returncode == 2
+    assert done.stderr == "error: the disk is full\n"
+
+
+def test_a_reader_that_has_seen_enough():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        done = subprocess_of("train", "--list", stdout=gone)
+    assert done.returncode == 1
+    assert done.stderr == ""

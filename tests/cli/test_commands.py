@@ -1,0 +1,134 @@
+"""The commands at work, on pictures small enough to take no time."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from cli_makers import TINY, draw, trained
+
+from mspcaps.cli import COMMANDS
+from mspcaps.cli.commands import AugmentChanges, Changes, parse_duration
+from mspcaps.cli.progress import clock, size_of
+from mspcaps.data import Augmentation
+from mspcaps.training import Recipe, list_recipes
+
+
+def test_every_field_of_the_recipe_can_be_changed():
+    assert {f.name for f in fields(Changes)} == {f.name for f in fields(Recipe)}
+    assert {f.name for f in fields(AugmentChanges)} == {f.name for f in fields(Augmentation)}
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "data list", "data get", "data verify"])
+def test_help(command, say):
+    spoken = say(*command.split(), "--help")
+    assert spoken.status == 0
+    assert f"usage: mspcaps {command}".strip() in spoken.out
+    assert "None" not in spoken.out
+
+
+def test_no_arguments_show_the_help(say):
+    assert say().status == say("data").status == 0
+
+
+def test_from_a_folder_of_pictures_to_answers(say, place):
+    draw(place / "pictures")
+    spoken = say("train", "--data", "pictures", *TINY, "--augment.crop", 1, "--seed", 2, "--log-dir", "logs")
+    assert spoken.status == 0, spoken.err
+    run = "pictures/mspcaps_t_scale16/custom+augment=crop1,flipFalse,rotate0.0+batch_size=4+epochs=1-seed2"
+    weights = place / "runs" / run / "last.safetensors"
+    assert weights.is_file()
+    entry = json.loads((place / "results" / f"{run}.json").read_text())
+    assert entry["recipe"]["augment"] == {"crop": 1, "flip": False, "rotate": 0.0}
+    assert "epoch 1/1  100 %" in spoken.out
+    assert re.search(r"test accuracy \d+\.\d\d % after the last epoch", spoken.out)
+    assert list((place / "logs" / run).glob("events*"))
+
+    spoken = say("eval", weights)
+    assert spoken.status == 0, spoken.err
+    assert re.search(r"disc +1 +", spoken.out)
+    assert f"accuracy {entry['accuracy']['last']:.2f} %" in spoken.out
+    assert say("eval", weights, "--data", "pictures", "--split", "all", "--batch-size", 5).status == 0
+
+    spoken = say("predict", weights, "pictures/disc/0.png", "pictures/square")
+    assert spoken.status == 0
+    assert len(spoken.out.splitlines()) == 7
+    assert re.match(
+        r"pictures/disc/0\.png: (disc|square) \d\.\d{3}, (disc|square) \d\.\d{3}$", spoken.out.splitlines()[0]
+    )
+
+
+def test_sweep(say, place):
+    draw(place / "pictures")
+    recipe = 'model = "mspcaps_t_scale16"\ndata = "pictures"\nname = "own"\nepochs = 1\nbatch_size = 4\n'
+    (place / "own.toml").write_text(recipe)
+    (place / "sweep.toml").write_text('[[runs]]\nrecipe = "own.toml"\nseeds = [0, 1]\n')
+    spoken = say("sweep", "sweep.toml", "--device", "cpu", "--budget", "9m")
+    assert spoken.status == 0, spoken.err
+    assert "2 done" in spoken.out
+    assert "2 known" in say("sweep", "sweep.toml", "--device", "cpu").out
+
+
+def test_a_sweep_with_a_failure_says_so(say, place):
+    (place / "own.toml").write_text('data = "nowhere.npz"\n')
+    (place / "sweep.toml").write_text('[[runs]]\nrecipe = "own.toml"\n')
+    spoken = say("sweep", "sweep.toml", "--device", "cpu")
+    assert spoken.status == 1
+    assert "nowhere.npz does not exist" in spoken.out
+
+
+def test_lists(say):
+    spoken = say("models", "mspcaps_t", "--in-chans", 1, "--img-size", 32, 32)
+    assert re.search(r"mspcaps_t +343,744 ", spoken.out)
+    spoken = say("models", "mspcaps_t_scale*", "--img-size", 12)
+    assert "mspcaps_t_scale16" in spoken.out
+    assert "mspcaps_t_scale8: an image of 12 x 12" in spoken.out
+    assert say("train", "--list").out.split() == list_recipes()
+    spoken = say("data", "list")
+    assert "`mspcaps data get cifar10`" in spoken.out
+    assert re.search(r"fashionmnist_sample +10 +1 x 28 x 28 +5,000 \+ 1,000 +\d", spoken.out)
+    assert "fashionmnist_sample: sha256 verified" in say("data", "verify").out
+    assert "part of mspcaps" in say("data", "get", "fashionmnist_sample").out
+
+
+def test_weights_that_do_not_fit_the_data(say, place):
+    spoken = say("eval", trained(place / "model.safetensors"), "--data", "fashionmnist_sample")
+    assert spoken.status == 2
+    assert "that the model does not know" in spoken.err
+
+
+def test_ctrl_c_tells_how_to_resume(place):
+    draw(place / "pictures", count=40)
+    source = Path(__file__).parents[2] / "src"
+    command = [sys.executable, "-m", "mspcaps", "train", "--data", "pictures", *TINY, "--epochs", "100000"]
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    process.stdout.readline()  # the first line of progress: training is under way
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "stopped before the first checkpoint: nothing is kept\n"
+
+
+def test_help_comes_without_torch():
+    source = Path(__file__).parents[2] / "src"
+    code = "import sys; from mspcaps.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, "torch was imported"
+    assert time.monotonic() - began < 10
+
+
+def test_small_words():
+    assert [clock(s) for s in (9, 75, 3675)] == ["0:09", "1:15", "1:01:15"]
+    assert [size_of(n) for n in (12, 1500, 692_000, 21_900_000)] == ["12 B", "1.5 kB", "692 kB", "21.9 MB"]
+    assert [parse_duration(t) for t in ("90", "540s", "9m", "1.5h")] == [90, 540, 540, 5400]

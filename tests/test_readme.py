@@ -1,0 +1,128 @@
+"""What the README tells people to type works: the quick commands are run as written, the long ones must parse.
+
+Training runs by the README's own words but with fewer epochs; what needs the network or hours is checked up to there.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mspcaps.cli import COMMANDS, DATA, main
+from mspcaps.training import load_recipe
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LONG = ("mspcaps data get cifar10", "mspcaps train paper/")  # the network, or hours
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands(program: str) -> list[list[str]]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))[:1] == [program]]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MSPCAPS_DATA", str(tmp_path / "cache"))
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.effect_noise((40, 36), 40 + i).convert("RGB").save(tmp_path / "pictures" / name / f"{i}.jpg")
+    return tmp_path
+
+
+def test_quick_commands_run_as_written(place, capsys):
+    ran = 0
+    for words in commands("mspcaps"):
+        if " ".join(words).startswith(LONG):
+            continue
+        if "--epochs" in words:  # a tiny run, under the name that the README's later commands expect
+            recipe = "custom+" + "+".join(re.findall(r"custom\+(.*?)-seed0", README)[0].split("+"))
+            words = [*words, "--name", recipe, "--device", "cpu"]
+            words[words.index("--epochs") + 1] = "1"
+        assert main(words[1:]) == 0, (words, capsys.readouterr().err)
+        ran += 1
+    assert ran >= 7
+    assert "cat" in capsys.readouterr().out
+
+
+def test_the_run_is_called_what_the_readme_says(place):
+    from mspcaps.cli.commands import Changes, choose_recipe
+
+    words = next(words for words in commands("mspcaps") if words[1:3] == ["train", "--data"])
+    given = {key[2:].replace("-", "_"): value for key, value in zip(words[2::2], words[3::2], strict=True)}
+    numbers = {key: int(value) if value.isdigit() else value for key, value in given.items()}
+    recipe = choose_recipe(None, Changes(**numbers))
+    assert f"runs/{recipe.dataset}/{recipe.model}/{recipe.run_name}/last.safetensors" in README
+
+
+@pytest.mark.parametrize("words", [w for w in commands("mspcaps") if " ".join(w).startswith(LONG)], ids=" ".join)
+def test_long_commands_parse(words, capsys):
+    assert main([*words[1:], "--help"]) == 0
+    assert words[1] in COMMANDS
+    if words[1] == "train":
+        load_recipe(words[2])
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
+    else:
+        assert words[2] in DATA
+
+
+def test_python_runs_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line]) <= 5
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch; torch.set_num_threads(1)\n{code}"],
+        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 0 <= float(done.stdout) <= 100
+
+
+def test_what_it_points_to_is_there():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).is_file(), target
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {words[1] for words in commands("make")} <= targets
+
+
+def test_public_api():
+    import mspcaps
+
+    for name in mspcaps.__all__:
+        assert callable(getattr(mspcaps, name))
+        assert f"mspcaps.{name}(" in README or name == "list_models"
+    assert "mspcaps_t" in mspcaps.list_models("mspcaps_*")
+    with pytest.raises(AttributeError, match="fly"):
+        _ = mspcaps.fly
+
+
+def test_create_model_from_weights(tmp_path):
+    import mspcaps
+    from mspcaps.errors import MspcapsError
+    from mspcaps.models.pretrained import save_weights
+
+    torch.manual_seed(0)
+    path = tmp_path / "w.safetensors"
+    model = mspcaps.create_model("mspcaps_t", num_classes=3, in_chans=1, img_size=(16, 20))
+    save_weights(path, model)
+    again = mspcaps.create_model("mspcaps_t", pretrained=path)
+    x = torch.rand(2, 1, 16, 20)
+    assert torch.equal(again(x), model.eval()(x))
+    assert mspcaps.create_model("mspcaps_t", num_classes=3, img_size=(16, 20), pretrained=path)
+    for wrong in ({"num_classes": 4}, {"img_size": 16}, {"in_chans": 3}):
+        with pytest.raises(MspcapsError, match=next(iter(wrong))):
+            mspcaps.create_model("mspcaps_t", pretrained=path, **wrong)
+    with pytest.raises(MspcapsError, match="name is mspcaps_t"):
+        mspcaps.create_model("mspcaps_l", pretrained=path)
