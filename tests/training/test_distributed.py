@@ -16,7 +16,7 @@ from mspcaps.training import Recipe, Trainer
 from mspcaps.training.distributed import leave_world
 torch.set_num_threads(1)
 data, out = sys.argv[1:]
-recipe = Recipe(data=data, epochs=2, batch_size=32, lr=1e-3, augment=Augmentation(2, True, 10.0))
+recipe = Recipe(data=data, epochs=2, batch_size=32, lr=1e-3, image_size=16, augment=Augmentation(2, True, 10.0))
 trainer = Trainer(recipe, torch.device("cpu"), out=Path(out), results=Path(out))
 trainer.plan.begin(0)
 loss, gradients = trainer.step.gradients()

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from conftest import bars
 from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.models.pretrained import load_model
 from mspcaps.training import Recipe, Trainer, train
+from mspcaps.training.plan import StreamingPlan
 from mspcaps.training.sweep import run_sweep
 
 CPU = torch.device("cpu")
@@ -22,7 +25,15 @@ CPU = torch.device("cpu")
 
 def recipe_for(data: Path, **changes: object) -> Recipe:
     augment = Augmentation(2, True, 10)
-    base = {"data": str(data), "name": "test", "epochs": 3, "batch_size": 16, "warmup_epochs": 1, "lr": 2e-3}
+    base = {
+        "data": str(data),
+        "name": "test",
+        "epochs": 3,
+        "batch_size": 16,
+        "warmup_epochs": 1,
+        "lr": 2e-3,
+        "image_size": 16,
+    }
     return Recipe(**base | {"augment": augment} | changes)  # type: ignore[arg-type]
 
 
@@ -119,6 +130,34 @@ def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
         assert not list((killed / run).glob("checkpoint*"))
         kills += int(done.stdout.split()[-1])
         seed += 1
+
+
+def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder read as it is needed trains exactly what the same folder in memory trains, resumed mid-epoch as well."""
+    images, labels = bars(60, 20, 3)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (tmp_path / "pictures" / f"c{label}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "pictures" / f"c{label}" / f"{i}.png")
+    recipe = recipe_for(tmp_path / "pictures", epochs=2, batch_size=8)
+    resident = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
+    monkeypatch.setattr("mspcaps.training.trainer.free_bytes", lambda device: 0)
+    streaming = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b", save_every=0.0)
+    assert isinstance(streaming.plan, StreamingPlan)
+
+    def stop(trainer: Trainer) -> None:
+        if (trainer.epoch, trainer.steps_done) == (1, 3):
+            raise KeyboardInterrupt
+
+    streaming.listener = stop
+    with pytest.raises(KeyboardInterrupt):
+        streaming.run()
+    result = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert equal_files(resident.folder / "last.safetensors", result.folder / "last.safetensors")
+
+
+def test_small_pictures_of_ones_own_are_enlarged(tiny_npz: Path, tmp_path: Path) -> None:
+    trainer = Trainer(recipe_for(tiny_npz, image_size=None), CPU, out=tmp_path, results=tmp_path)
+    assert trainer.plan.images.shape[2:] == (32, 32) and trainer.recipe.image_size == 32
 
 
 def test_deadline_keeps_a_checkpoint(finished: tuple[Recipe, Path, dict], tiny_npz: Path, tmp_path: Path) -> None:

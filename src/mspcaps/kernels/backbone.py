@@ -8,6 +8,7 @@ The operator returns the batch's statistics and `backbone` moves the running one
 arguments may not have an autograd formula. torch.compile keeps the operator and its backward pass opaque.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,17 +180,18 @@ backbone_forward.register_autograd(gradients, setup_context=save)
 
 
 class SideStream:
-    """A second stream for work that nobody waits for before the end: the weight gradients run beside the main stream,
-    and in a captured CUDA graph become a branch of their own. Without CUDA everything runs in order."""
+    """A second stream for work that nobody waits for before the end: in a captured CUDA graph the weight gradients
+    become a branch of their own. Outside of a capture everything runs in order: cuDNN times its algorithms then, and
+    would choose badly with neighbours on the GPU."""
 
     streams: dict[torch.device, torch.cuda.Stream] = {}  # noqa: RUF012, one per device for good
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.held = device, []  # type: ignore[var-annotated]
-        self.cuda = device.type == "cuda"
+        self.forks = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def __enter__(self) -> "SideStream":
-        if self.cuda:
+        if self.forks:
             self.main = torch.cuda.current_stream(self.device)
             if self.device not in self.streams:
                 self.streams[self.device] = torch.cuda.Stream(self.device)
@@ -200,13 +202,13 @@ class SideStream:
         """Context: run beside the main stream once it has come this far. What is `needed` is kept until both meet,
         or else the main stream's allocator would hand its memory out while the side still reads it."""
         self.held += needed
-        if not self.cuda:
-            return torch.no_grad()
+        if not self.forks:
+            return contextlib.nullcontext()
         self.stream.wait_stream(self.main)
         return torch.cuda.stream(self.stream)
 
     def __exit__(self, *_: object) -> None:
-        if self.cuda:
+        if self.forks:
             self.main.wait_stream(self.stream)
         self.held.clear()
 

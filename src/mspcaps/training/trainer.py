@@ -7,6 +7,7 @@ test epoch, for comparison with papers that report it) and last.safetensors (wha
 """
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
+from mspcaps.data import (
+    CATALOG,
+    Augmentation,
+    FolderImages,
+    ImageSet,
+    facts,
+    load_dataset,
+    open_folder,
+    provenance,
+)
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models import create_model
@@ -32,6 +42,8 @@ from mspcaps.training.recipe import Recipe
 from mspcaps.training.schedule import learning_rate
 from mspcaps.training.step import Form, Step
 
+SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
+MEASURED = 2000  # own images that mean and deviation are taken from
 preparing = threading.Lock()  # compilers and graph capture take one run at a time
 
 
@@ -246,8 +258,6 @@ class Trainer:
 
 
 def facts_line(data: str) -> str:
-    from mspcaps.data import provenance
-
     return provenance(data) if data in CATALOG else "a data set of the user's own"
 
 
@@ -272,22 +282,27 @@ def choose_device(name: str | None = None) -> torch.device:
 def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
     """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
     path = Path(recipe.data).expanduser()
-    if recipe.data not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file():
-        size = (recipe.image_size, recipe.image_size) if recipe.image_size else None
-        train, test = open_folder(path, "train", size), open_folder(path, "test", size)
-        test = replace(test, size=train.size, channels=train.channels)
-        if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
-            return train, test
-        return train.resident().to(device), test.resident()
-    train_set = load_dataset(recipe.data, "train", recipe.image_size)
-    return train_set.to(device), load_dataset(recipe.data, "test", recipe.image_size or train_set.size)
+    wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
+    if recipe.data in CATALOG or not path.is_dir() or (path / "manifest.json").is_file():
+        train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
+        size = wanted or at_least(train_set.size, SMALLEST)
+        return train_set.resized(size).to(device), test_set.resized(size)
+    train, test = open_folder(path, "train", wanted), open_folder(path, "test", wanted)
+    size = wanted or at_least(train.size, SMALLEST)
+    train = replace(train, size=size)
+    test = replace(test, size=size, channels=train.channels)
+    if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
+        return train, test
+    return train.resident().to(device), test.resident()
+
+
+def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
+    return max(size[0], least), max(size[1], least)
 
 
 def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    import os
-
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -304,13 +319,21 @@ def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:
     """Initial weights are a function of the seed; the global random state is left as it was."""
     if recipe.data in CATALOG:
         mean, std = facts(recipe.data).mean, facts(recipe.data).std
-    elif isinstance(train, ImageSet):
-        mean, std = train.mean_and_std()
     else:
-        mean, std = (0.5,) * train.channels, (0.25,) * train.channels
+        mean, std = measure(train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         return create_model(recipe.model, len(train.classes), train.channels, train.size, mean, std)
+
+
+def measure(train: ImageSet | FolderImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel over at most MEASURED images, evenly spread, whether they are in memory or not."""
+    index = torch.linspace(0, len(train) - 1, min(len(train), MEASURED)).long()
+    if isinstance(train, ImageSet):
+        return train.subset(index.to(train.images.device)).mean_and_std()
+    items = [train[i] for i in index.tolist()]
+    images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+    return ImageSet(images, labels, train.classes, train.name).mean_and_std()
 
 
 def use_channels_last(model: nn.Module) -> None:
