@@ -15,7 +15,7 @@ ORDER = [  # from left to right; what shares a line may import each other, APART
     {"models"},
     {"training"},
     {"weights", "ledger"},
-    {"evaluation", "explain", "export"},
+    {"evaluation", "explain", "export", "benchmarks"},
     {"report", "app"},
     {"cli", "__main__", "__init__"},  # __init__ is the public API: it may take from everywhere
 ]

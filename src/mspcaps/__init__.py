@@ -11,18 +11,21 @@ if TYPE_CHECKING:
     from mspcaps.data import load_dataset
     from mspcaps.evaluation import evaluate, predict
     from mspcaps.models import list_models
-    from mspcaps.models.pretrained import load_model
     from mspcaps.training import train
+    from mspcaps.weights import list_pretrained, load_model
 
-__all__ = ["create_model", "evaluate", "list_models", "load_dataset", "load_model", "predict", "train"]
+__all__ = [
+    "create_model", "evaluate", "list_models", "list_pretrained", "load_dataset", "load_model", "predict", "train",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 # Loaded at first use: `import mspcaps` itself does not even import torch.
 _HOMES = {
     "evaluate": "mspcaps.evaluation",
     "list_models": "mspcaps.models",
+    "list_pretrained": "mspcaps.weights",
     "load_dataset": "mspcaps.data",
-    "load_model": "mspcaps.models.pretrained",
+    "load_model": "mspcaps.weights",
     "predict": "mspcaps.evaluation",
     "train": "mspcaps.training",
 }
@@ -48,8 +51,9 @@ def create_model(
     std: Sequence[float] | None = None,
     pretrained: str | Path | None = None,
 ) -> "nn.Module":
-    """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or `pretrained`: from a weights file.
+    """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` a trained one.
 
+    `pretrained` is a data set whose weights come with the package, such as "cifar10", or the path of a weights file.
     mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; whatever is
     named here besides must agree with it.
     """
@@ -60,9 +64,9 @@ def create_model(
 
         return create_model(name, **task)  # type: ignore[arg-type]
     from mspcaps.errors import MspcapsError
-    from mspcaps.models.pretrained import load_model
+    from mspcaps.weights import find_weights, load_model
 
-    model = load_model(pretrained)
+    model = load_model(find_weights(name, pretrained))
     if isinstance(img_size, int):
         task["img_size"] = (img_size, img_size)
     for key, value in {"name": name, **task}.items():

@@ -50,7 +50,7 @@ def impossible_size(here, patch):
 
 @case(r"8 x 8 pixels leaves no capsule")
 def impossible_size_in_training(here, patch):
-    return ["train", "--data", draw(here / "pictures", size=8), "--model", "mspcaps_t", "--batch-size", 4]
+    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t", "--batch-size", 4, "--image-size", 8]
 
 
 @case(r"num_classes is 1, but mspcaps_t needs at least 2")

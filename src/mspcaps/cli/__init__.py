@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from mspcaps.cli import commands, datasets
+from mspcaps.cli import bench, commands, datasets
 from mspcaps.errors import MspcapsError
 
 Table = dict[str, Callable[..., Any]]
@@ -21,6 +21,8 @@ COMMANDS: Table = {
     "sweep": commands.sweep,
     "eval": commands.evaluate,
     "predict": commands.predict,
+    "bench": bench.bench,
+    "report": commands.report,
 }
 DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.verify}
 

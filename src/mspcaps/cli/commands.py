@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -88,6 +89,7 @@ def models(
     num_classes: int = 10,
     in_chans: int = 3,
     img_size: tuple[int, ...] = (32,),
+    pretrained: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """The models and what they cost: parameters, multiply-adds and memory for training, each per image in fp32.
 
@@ -96,9 +98,13 @@ def models(
         num_classes: Number of classes.
         in_chans: Channels of the images.
         img_size: Side of the images, or height and width.
+        pretrained: Show the weights that come with the package instead.
     """
     from mspcaps.models import list_models, summarize
 
+    if pretrained:
+        show_pretrained(pattern)
+        return
     names = list_models(pattern)
     if not names:
         raise MspcapsError(f"no model matches {pattern!r}: `mspcaps models` lists them all")
@@ -118,6 +124,23 @@ def models(
     table(("model", "parameters", "multiply-adds", "memory", "weights file"), rows, right=(1, 2, 3, 4))
     for line in refusals:
         print(line)
+
+
+def show_pretrained(pattern: str) -> None:
+    """The shipped weights: what `eval` and `predict` take as WEIGHTS."""
+    from mspcaps.weights import list_pretrained, read_card
+
+    cards = [
+        read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+    ]
+    if not cards:
+        print("no weights come with this version" if pattern == "*" else f"no shipped weights match {pattern!r}")
+        return
+    rows = [
+        (card.name, f"{card.params:,}", f"{card.accuracy:.2f} % of {card.test_images:,}", size_of(card.bytes))
+        for card in cards
+    ]
+    table(("weights", "parameters", "test accuracy", "file"), rows, right=(1, 2, 3))
 
 
 def train(
@@ -237,7 +260,7 @@ def parse_duration(text: str) -> float:
 
 
 def evaluate(
-    weights: Positional[Path],
+    weights: Positional[str],
     data: Maybe[str] = None,
     split: Literal["train", "test", "all"] = "test",
     batch_size: int = 500,
@@ -246,7 +269,7 @@ def evaluate(
     """Accuracy, loss and calibration of trained weights, in all and per class.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote.
+        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
         data: Name of a data set or path of a folder or .npz; by default what the weights were trained on.
         split: Which images of it.
         batch_size: Images at a time.
@@ -254,8 +277,8 @@ def evaluate(
     """
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
-    from mspcaps.models.pretrained import load_model
     from mspcaps.training import choose_device
+    from mspcaps.weights import load_model
 
     model = load_model(weights)
     with counting() as progress:
@@ -272,7 +295,7 @@ def evaluate(
 
 
 def predict(
-    weights: Positional[Path],
+    weights: Positional[str],
     paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
     top: int = 3,
     device: Maybe[str] = None,
@@ -280,14 +303,14 @@ def predict(
     """Say what is on pictures: the likeliest classes with their scores.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote.
+        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
         paths: Picture files, or folders of them.
         top: How many classes to show.
         device: cpu or cuda; by default the GPU if there is one.
     """
     from mspcaps.evaluation import stream_predictions
-    from mspcaps.models.pretrained import load_model
     from mspcaps.training import choose_device
+    from mspcaps.weights import load_model
 
     if not paths:
         raise MspcapsError("name at least one picture or folder")
@@ -299,3 +322,26 @@ def predict(
             print(f"error: {prediction.error}", file=sys.stderr)
             failed += 1
     return 1 if failed else 0
+
+
+def report(
+    results: Path = Path("results"),
+    out: Path = Path("docs/results.md"),
+    page: Path = Path("runs/report/index.html"),
+    readme: Maybe[Path] = None,
+) -> None:
+    """Write the paper's tables with the runs of the ledger beside its figures, as Markdown and as a page.
+
+    Args:
+        results: Folder of the ledger.
+        out: Where the Markdown goes.
+        page: Where the page goes.
+        readme: Also rewrite the main table in this file, between its marks.
+    """
+    from mspcaps.report.markdown import summary
+    from mspcaps.report.results import write_report
+
+    print(summary(write_report(results, out, page, readme)))
+    print(f"\nMarkdown:  {out}\nThe page:  {page.resolve()}")
+    if readme:
+        print(f"README:    {readme}")

@@ -1,14 +1,14 @@
 """From a finished run to weights that come with the package: halved, measured from the very file, with a card.
 
-    data = mspcaps.load_dataset("cifar10", "test")
-    ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
-         Path("results/cifar10/mspcaps_t/paper-seed0.json"), data)
+data = mspcaps.load_dataset("cifar10", "test")
+ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
+     Path("results/cifar10/mspcaps_t/paper-seed0.json"), data)
 """
 
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -52,7 +52,7 @@ def ship(
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as place:
         made = Path(place) / f"{name}{SUFFIX}"
         small = halved(model.state_dict(), {key for key, _ in model.named_parameters()})
-        save_weights(made, model, small, **model.about)  # type: ignore[arg-type]
+        save_weights(made, model, small, **cast(dict, model.about))
         again = load_model(made)
         found = evaluate(again, data, device=device, progress=progress)
         check_cost(found.accuracy, reference, reference_of, original, ledger_entry)
@@ -65,7 +65,7 @@ def ship(
 
 def check_run(weights: Path, model: nn.Module, ledger_entry: Path, entry: dict[str, Any]) -> bool:
     """Whether the file is the very one that the ledger knows; a copy in half precision is let pass, nothing else."""
-    if model.about.get("recipe") != entry["recipe"]:  # type: ignore[operator]
+    if cast(dict, model.about).get("recipe") != entry["recipe"]:
         raise MspcapsError(f"{weights} was not trained by the recipe of {ledger_entry}")
     if sha256_of(weights) == entry["weights_sha256"]:
         return True

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from mspcaps.data import FolderImages, ImageSet
-from mspcaps.training.step import Form, compiled
+from mspcaps.training.step import Form, captured, compiled
 
 BATCH = 1000
 
@@ -39,15 +39,7 @@ class Evaluator:
             self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
 
     def capture(self) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.add_up()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.add_up()
-        self.graph = graph
+        self.graph = captured(self.add_up, warm_up=self.add_up)
 
     @torch.no_grad()
     def add_up(self) -> None:

@@ -70,19 +70,14 @@ class Step:
         return self.chunk
 
     def capture(self) -> None:
-        """Warm up (compilers and cuDNN choose their kernels), undo what the warm-up changed, record `chunk` steps."""
+        """Record `chunk` steps. The warm-up before it changes the state, so the state is put back."""
         kept = [(t, t.clone()) for t in self.state()]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
+
+        def steps(n: int) -> None:
+            for _ in range(n):
                 self.one()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(self.chunk):
-                self.one()
-        self.graph = graph
+
+        self.graph = captured(lambda: steps(self.chunk), warm_up=lambda: steps(3))
         for tensor, copy in kept:
             tensor.copy_(copy)
         self.optimizer.refresh()
@@ -91,6 +86,29 @@ class Step:
         """Every tensor that a step changes."""
         flat = [t for g in self.optimizer.groups for t in (g.master, g.m, g.v)]
         return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.plan.position]
+
+
+def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """`work` as a CUDA graph that may run beside other graphs of this process.
+
+    cuBLAS keeps one workspace per thread and stream, and every backward pass runs in the same thread: graphs recorded
+    one after the other would share it, and corrupt each other's products when they run at the same time. So each graph
+    begins with no workspace, gets one in its own memory, and leaves none behind.
+    """
+    forget_workspaces = torch._C._cuda_clearCublasWorkspaces
+    forget_workspaces()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        warm_up()  # compilers and cuDNN choose their kernels
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    forget_workspaces()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    forget_workspaces()
+    return graph
 
 
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -120,11 +121,11 @@ def _one(
 ) -> Outcome:
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
-        if device.type == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(device)):
-                result = Trainer(recipe, device, out=out, results=results, listener=listener).run(deadline)
-        else:
-            result = Trainer(recipe, device, out=out, results=results, listener=listener).run(deadline)
+        together = int(1 / share_of_device(recipe, device))
+        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        with stream:
+            trainer = Trainer(recipe, device, out=out, results=results, listener=listener, side_by_side=together)
+            result = trainer.run(deadline)
     except MspcapsError as error:
         return Outcome(recipe, "failed", str(error))
     if result is None:

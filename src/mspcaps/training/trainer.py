@@ -83,11 +83,13 @@ class Trainer:
         results: Path = Path("results"),
         save_every: float = 30.0,
         listener: Listener = lambda trainer: None,
+        side_by_side: int = 1,
     ) -> None:
         self.device, self.listener, self.save_every, self.results = device, listener, save_every, results
+        self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.form: Form = form or default_form(device, self.world)
-        self.autocast = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+        self.autocast = working_precision(device)
         train, test = load_images(recipe, device)
         self.recipe = resolve(recipe, train)
         self.classes = train.classes
@@ -95,10 +97,9 @@ class Trainer:
         self.model = build_model(self.recipe, train).to(device).train()
         if self.world.size > 1:
             synchronize_batchnorm(self.model)
-        use_channels_last(self.model)
-        self.optimizer = FlatAdamW(self.model, self.recipe.weight_decay, self.autocast or torch.float32)
         self.plan = make_plan(self.recipe, train, device, self.world)
-        self.step = Step(self.model, self.plan, self.optimizer, self.form, self.autocast, self.world)
+        self.step = make_step(self.model, self.plan, self.recipe.weight_decay, self.form, self.world)
+        self.optimizer = self.step.optimizer
         self.evaluator = Evaluator(self.model, test, device, self.form, self.autocast)
         self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
         self.history: list[Epoch] = []
@@ -246,7 +247,11 @@ class Trainer:
                 "loss": [round(row.loss, 6) for row in self.history],
                 "accuracy": [round(row.accuracy, 4) for row in self.history],
             },
-            "seconds": {"train": round(seconds, 2), "per_epoch": round(seconds / self.recipe.epochs, 4)},
+            "seconds": {
+                "train": round(seconds, 2),
+                "per_epoch": round(seconds / self.recipe.epochs, 4),
+                "side_by_side": self.side_by_side,
+            },
             "device": ledger.device_name(self.device),
             "processes": self.world.size,
             "precision": "bf16" if self.autocast else "fp32",
@@ -264,6 +269,11 @@ def facts_line(data: str) -> str:
 def default_form(device: torch.device, world: World) -> Form:
     """The fastest form that the device supports."""
     return "captured" if device.type == "cuda" and world.size == 1 else "eager"
+
+
+def working_precision(device: torch.device) -> torch.dtype | None:
+    """What the device computes in if that is not fp32."""
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -341,6 +351,14 @@ def use_channels_last(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def make_step(model: nn.Module, plan: Plan, weight_decay: float, form: Form, world: World | None = None) -> Step:
+    """The model laid out for its device, its optimizer, its step. The benchmark times what this makes."""
+    use_channels_last(model)
+    autocast = working_precision(plan.images.device)
+    optimizer = FlatAdamW(model, weight_decay, autocast or torch.float32)
+    return Step(model, plan, optimizer, form, autocast, world)
 
 
 def make_plan(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Plan:

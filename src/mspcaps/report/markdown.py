@@ -1,0 +1,125 @@
+"""The report as Markdown, and the block of it that the README quotes."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from mspcaps.errors import MspcapsError
+from mspcaps.report.runs import Run
+from mspcaps.report.tables import HEADS, NONE, Report, Row, Table, comparison, notes, quoted_notes
+
+GENERATED = "<!-- Written by `mspcaps report` from the ledger in results/. Do not edit: a test compares the two. -->"
+BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
+EMPTY = "No run is in the ledger yet: every row awaits its first."
+RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
+
+
+def render(report: Report) -> str:
+    """The whole report."""
+    parts = [GENERATED, "# Results", summary(report), *(f"- {note}" for note in notes(report))]
+    for table in report.main:
+        parts += ["", *section(table), "", *compared(table)]
+    for table in report.ablations:
+        parts += ["", *section(table)]
+    if report.further:
+        parts += ["", *section(report.further)]
+    parts += ["", "## All runs", "", *all_runs(report.runs)]
+    return _joined(parts)
+
+
+def readme_block(report: Report) -> str:
+    """The main rows in a few columns, between the two marks."""
+    parts = [BEGIN, GENERATED, ""]
+    if report.runs:
+        heads = ("model", "data", "paper, best epoch", "ours, best epoch", "ours, last epoch", "parameters", "training")
+        rows = [readme_row(row) for table in report.main for row in table.rows]
+        provenances = sorted({line for table in report.main for line in table.provenances})
+        parts += [*grid(heads, rows, right=(2, 3, 4, 5)), "", notes(report)[0]]
+        parts += ["", "Data: " + " ".join(provenances)] if provenances else []
+    else:
+        parts.append(EMPTY)
+    return "\n".join([*parts, END])
+
+
+def readme_row(row: Row) -> tuple[str, ...]:
+    printed, last, best, _, parameters, time, _ = row.cells
+    return (f"`{row.model}`", row.setting[0], printed, best, last, parameters, time)
+
+
+def with_block(text: str, block: str, where: str) -> str:
+    """A text with what stands between its marks, and the marks, replaced by the block."""
+    found = re.findall(rf"{re.escape(BEGIN)}.*?{re.escape(END)}", text, flags=re.DOTALL)
+    if len(found) != 1 or text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise MspcapsError(f"{where} must hold {BEGIN} and after it {END}, once, around what is to be written there")
+    return text.replace(found[0], block)
+
+
+def summary(report: Report) -> str:
+    """How much of the paper is trained."""
+    if not report.runs:
+        return EMPTY
+    trained = [row for row in report.paper_rows if row.group]
+    reached = [row for row in trained if row.gap is not None and row.gap >= 0]
+    return (
+        f"Trained so far: {len(trained)} of the paper's {len(report.paper_rows)} figures; the ledger holds "
+        f"{len(report.runs)} runs in all. The mean of our best epochs reaches {len(reached)} of these {len(trained)}."
+    )
+
+
+def section(table: Table) -> list[str]:
+    """Heading, table and where its data came from."""
+    title = f"## {table.title}"
+    if table.source:
+        title += f" (Table {table.source.number} of the paper)"
+    lines = [title, ""]
+    if table.source and table.source.claim:
+        lines += [f"The paper concludes: {table.source.claim}", ""]
+    rows = [(*row.setting, *(*row.cells[:-1], code(row.command))) for row in table.rows]
+    first = len(table.heads)
+    lines += grid((*table.heads, *HEADS), rows, right=range(first, first + 5))
+    if table.provenances:
+        lines += ["", "Data: " + " ".join(table.provenances)]
+    return lines
+
+
+def compared(table: Table) -> list[str]:
+    heads, rows = comparison(table)
+    shown = [(f"**{cells[0]}**" if kind == "ours" else cells[0], *cells[1:]) for kind, cells in rows]
+    text = " ".join(note.replace("*", "\\*", 1) if note[0] == "*" else note for note in quoted_notes())
+    return [*grid(heads, escape_stars(shown), right=range(2, len(heads))), "", text]
+
+
+def escape_stars(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """99.53* would begin an emphasis."""
+    return [tuple(c if c.startswith("**") else c.replace("*", "\\*") for c in row) for row in rows]
+
+
+def all_runs(runs: Sequence[Run]) -> list[str]:
+    if not runs:
+        return [EMPTY]
+    return grid(RUN_HEADS, [run_cells(run) for run in runs], right=(3, 4, 5, 6, 7))
+
+
+def run_cells(run: Run) -> tuple[str, ...]:
+    """In the order of RUN_HEADS; commit and sha256 in short."""
+    return (
+        run.dataset, run.model, run.name, f"{run.seed}", f"{run.last:.2f}", f"{run.best:.2f}", f"{run.best_epoch}",
+        f"{run.seconds:,.0f}", run.device, run.commit[:7] or NONE, run.sha256[:8] or NONE,
+    )  # fmt: skip
+
+
+def code(command: str) -> str:
+    return f"`{command}`" if command else NONE
+
+
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """A table; the columns whose numbers are in `right` are aligned to the right."""
+    to_right = set(right)
+    rule = ["--:" if number in to_right else "---" for number in range(len(heads))]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, rule, *rows)]
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """Paragraphs apart, list items together."""
+    text = "\n".join(parts)
+    text = text.replace(f"{GENERATED}\n", f"{GENERATED}\n\n").replace("# Results\n", "# Results\n\n", 1)
+    return re.sub(r"(?<!\n)\n- ", "\n\n- ", text, count=1) + "\n"

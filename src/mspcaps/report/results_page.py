@@ -1,0 +1,191 @@
+"""The report as one self-contained HTML page, in the design of the quickstart's page: no script, no request."""
+
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from mspcaps.report.curves import accuracy_chart, loss_chart
+from mspcaps.report.markdown import EMPTY, RUN_HEADS, run_cells
+from mspcaps.report.paper import TITLES
+from mspcaps.report.runs import Run
+from mspcaps.report.tables import HEADS, NONE, NOT_TRAINED, Report, Row, Table, comparison, notes, quoted_notes
+
+FIGURES = len(HEADS) - 2  # training time and command stand below them
+TITLE = "mspcaps · the paper's tables, trained again"
+
+
+def render(report: Report) -> str:
+    here = Path(__file__)
+    css = "".join(here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "results.css"))
+    tables = [*report.main, *report.ablations, *([report.further] if report.further else [])]
+    body = "".join([header(report), reading(report), *map(section, tables), all_runs(report.runs)])
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(TITLE)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
+    )
+
+
+def header(report: Report) -> str:
+    trained = [row for row in report.paper_rows if row.group]
+    reached = [row for row in trained if row.gap is not None and row.gap >= 0]
+    head = f'<header><p class="overline">{escape(TITLE)}</p>'
+    if not report.runs:
+        return f"{head}<h1>{escape(EMPTY)}</h1></header>"
+    figures = f"<b>{len(trained)} of {len(report.paper_rows)}</b> figures of the paper trained"
+    claim = f"{figures}, <b>{len(reached)}</b> reached."
+    seconds = sum(run.seconds for run in report.runs)
+    facts = [
+        ("runs", f"{len(report.runs)}"),
+        ("training time in all", f"{seconds / 3600:,.1f} h"),
+        ("devices", ", ".join(sorted({run.device for run in report.runs}))),
+        ("precision", ", ".join(sorted({run.precision for run in report.runs if run.precision})) or NONE),
+    ]
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return (
+        f'{head}<h1>{claim}</h1><p class="lead">Reached means that the mean of our best epochs is not below the '
+        f"paper's best epoch. What we lead with is the last epoch, which nobody chose.</p>"
+        f'<dl class="facts">{shown}</dl></header>'
+    )
+
+
+def reading(report: Report) -> str:
+    items = "".join(f"<li>{prose(note)}</li>" for note in notes(report))
+    return f'<section class="reading"><h2>How to read this</h2><ul>{items}</ul></section>'
+
+
+def prose(text: str) -> str:
+    """No line begins with a percent sign or with the rest of an option."""
+    kept = re.sub(r"--\w+ \d", lambda found: f'<span class="keep">{found[0]}</span>', escape(text))
+    return kept.replace(" %", "&nbsp;%")
+
+
+def section(table: Table) -> str:
+    """Heading, our rows beside the paper's, the baselines that the paper quotes, and the curves."""
+    source = table.source
+    over = f'<p class="overline">Table {source.number} of the paper</p>' if source else ""
+    claim = f'<p class="note">The paper concludes: {escape(source.claim)}</p>' if source and source.claim else ""
+    data = f'<p class="note under">Data: {escape(" ".join(table.provenances))}</p>' if table.provenances else ""
+    compared = baselines(table) if source and source.baselines else ""
+    anchor = source.anchor if source else "further"
+    rows = "".join(row_html(row, table) for row in table.rows)
+    heads = head_cells((*table.heads, *HEADS[:FIGURES]), len(table.heads))
+    return (
+        f'<section id="{anchor}">{over}<h2>{escape(table.title)}</h2>{claim}'
+        f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{data}{compared}'
+        f"{curves(table)}</section>"
+    )
+
+
+def head_cells(heads: Sequence[str], left: int) -> str:
+    """The first `left` columns are words, the others figures."""
+    return "".join(
+        f'<th scope="col"{"" if i < left else " class=num"}>{escape(head)}</th>' for i, head in enumerate(heads)
+    )
+
+
+def row_html(row: Row, table: Table) -> str:
+    """Two lines: the figures; what made them and in what time. A narrow screen shows each figure with its heading."""
+    named = [*zip(table.heads, row.setting, strict=True)]
+    setting = "".join(f'<td data-head="{escape(head)}">{escape(cell)}</td>' for head, cell in named)
+    cells = ""
+    *figures, time, command = row.cells
+    for head, cell in zip(HEADS[:FIGURES], figures, strict=True):
+        kind = "num"
+        if cell in (NOT_TRAINED, NONE):
+            kind += " faint"
+        elif head == HEADS[1]:
+            kind += " ours"
+        elif head == HEADS[3]:
+            kind += verdict(row)
+        cells += f'<td class="{kind}" data-head="{escape(head)}">{unbroken(cell)}</td>'
+    how = f"<code>{escape(command)}</code>" + (f"<span>{escape(time)}</span>" if row.group else "")
+    width = len(table.heads) + FIGURES
+    return f'<tr>{setting}{cells}</tr><tr class="how"><td colspan="{width}"><div>{how}</div></td></tr>'
+
+
+def verdict(row: Row) -> str:
+    """A difference within one deviation of the seeds, or of a single run, says nothing and gets no colour."""
+    deviation = row.group.best.deviation if row.group else None
+    if row.gap is None or deviation is None or abs(row.gap) <= deviation:
+        return ""
+    return " good" if row.gap > 0 else " bad"
+
+
+def unbroken(cell: str) -> str:
+    """A figure and its deviation stay together; what is in brackets may go to the next line."""
+    parts = cell.replace(" (", "\n(").split("\n")
+    return f'<span>{" ".join(f"""<span class="keep">{escape(part)}</span>""" for part in parts)}</span>'
+
+
+def baselines(table: Table) -> str:
+    heads, rows = comparison(table)
+    body = "".join(
+        f'<tr class="{kind}">'
+        + "".join(f"<td{'' if i < 2 else ' class=num'}>{hanging(cell)}</td>" for i, cell in enumerate(cells))
+        + "</tr>"
+        for kind, cells in rows
+    )
+    note = f'<p class="note under">{escape(" ".join(quoted_notes()))}</p>'
+    return (
+        '<h3 class="beside">Beside the baselines of the paper</h3><div class="wide"><table class="plain"><thead><tr>'
+        f"{head_cells(heads, 2)}</tr></thead><tbody>{body}</tbody></table></div>{note}"
+    )
+
+
+def hanging(cell: str) -> str:
+    """The asterisk beside the column, so that the digits stay below each other."""
+    if cell == NOT_TRAINED:
+        return f'<span class="faint">{cell}</span>'
+    return escape(cell).replace("*", '<span class="star">*</span>')
+
+
+def curves(table: Table) -> str:
+    """Loss and accuracy of every trained row; those of the ablations are folded away."""
+    main = table.source is not None and bool(table.source.baselines)
+    # the full models stand in every ablation, but their curves are shown once
+    shown = [row for row in table.rows if row.group and (main or row.figure is None or row.model not in TITLES)]
+    figures = "".join(map(curve_pair, shown))
+    if not figures:
+        return ""
+    opened = " open" if main else ""
+    return (
+        f"<details{opened}><summary>Curves</summary>"
+        '<p class="note">Thin lines are single seeds, the strong one is their mean. The first epochs lie below the '
+        f"picture of the accuracy.</p>{figures}</details>"
+    )
+
+
+def curve_pair(row: Row) -> str:
+    assert row.group is not None
+    runs, name = row.group.runs, f"{row.model} on {row.dataset}"
+    loss = loss_chart([run.losses for run in runs], f"Loss of {name}")
+    paper = row.figure.accuracy if row.figure else None
+    accuracy = accuracy_chart([run.accuracies for run in runs], f"Test accuracy of {name}", paper)
+    title = row.setting[0] if len(row.setting) == 1 else " · ".join(dict.fromkeys((row.model, *row.setting[1:])))
+    return (
+        f'<h3 class="of">{escape(title)}</h3><div class="pair">'
+        f"<figure><h3>Accuracy on the test images, in percent</h3>{accuracy}</figure>"
+        f"<figure><h3>Margin loss on the training images, logarithmic</h3>{loss}</figure></div>"
+    )
+
+
+def all_runs(runs: Sequence[Run]) -> str:
+    if not runs:
+        return ""
+    numbers = range(3, 8)
+    heads = "".join(
+        f'<th scope="col"{" class=num" if i in numbers else ""}>{escape(head)}</th>' for i, head in enumerate(RUN_HEADS)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{' class=num' if i in numbers else ''}>{escape(c)}</td>" for i, c in enumerate(run_cells(run)))
+        + "</tr>"
+        for run in runs
+    )
+    return (
+        '<section id="runs"><h2>All runs</h2><p class="note">Every entry of the ledger, with the commit it was trained '
+        'at and the beginning of the sha256 of its weights.</p><div class="wide"><table class="plain small"><thead><tr>'
+        f"{heads}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )

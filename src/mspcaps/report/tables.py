@@ -1,0 +1,210 @@
+"""The tables of the paper with our runs beside its figures, in words; markdown.py and results_page.py dress them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from mspcaps.data.catalog import CATALOG, facts
+from mspcaps.models import create_model
+from mspcaps.report import paper
+from mspcaps.report.paper import Figure, PaperTable
+from mspcaps.report.runs import Group, Run, Spread, follows, grouped, recipe_of
+from mspcaps.training.recipe import list_recipes, load_recipe
+
+NOT_TRAINED = "not trained yet"
+NONE = "–"
+HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what the paper says and what our runs of the same recipe reached."""
+
+    setting: tuple[str, ...]
+    model: str
+    dataset: str
+    figure: Figure | None
+    group: Group | None
+    command: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """In the order of HEADS."""
+        printed = f"{self.figure.accuracy:.2f}" if self.figure else NONE
+        if self.group is None:
+            ours: tuple[str, ...] = (NOT_TRAINED, NONE, NONE)
+        else:
+            ours = (with_n(self.group.last), spread(self.group.best), self.difference)
+        return (printed, *ours, self.parameters, training(self.group), self.command)
+
+    @property
+    def gap(self) -> float | None:
+        """Our best epoch, mean over the seeds, less the paper's figure, as the two are printed."""
+        if self.group is None or self.figure is None:
+            return None
+        return round(round(self.group.best.mean, 2) - self.figure.accuracy, 2)
+
+    @property
+    def difference(self) -> str:
+        """The gap, and how many deviations of the seeds it is where there are seeds to tell."""
+        if self.gap is None or self.group is None:
+            return NONE
+        deviation = self.group.best.deviation
+        return signed(self.gap, 2) + (f" ({signed(self.gap / deviation, 1)} sd)" if deviation else "")
+
+    @property
+    def parameters(self) -> str:
+        return f"{self.group.first.params if self.group else count_parameters(self.model, self.dataset):,}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, or of runs that the paper has no row for (then `source` is None)."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    source: PaperTable | None = None
+
+    @property
+    def provenances(self) -> list[str]:
+        """Where the data of its runs came from, as the runs noted it."""
+        return sorted({row.group.provenance for row in self.rows if row.group})
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is told."""
+
+    runs: tuple[Run, ...]
+    main: tuple[Table, ...]
+    ablations: tuple[Table, ...]
+    further: Table | None
+
+    @property
+    def paper_rows(self) -> list[Row]:
+        """Every figure of the paper once: the full models stand in several tables."""
+        rows = {(r.model, r.dataset): r for t in self.main + self.ablations for r in t.rows if r.figure}
+        return list(rows.values())
+
+
+def build(runs: Sequence[Run]) -> Report:
+    groups = grouped(runs)
+    main = tuple(main_table(table, groups) for table in paper.MAIN)
+    ablations = tuple(
+        Table(
+            table.title, table.heads, tuple(row_of(f.setting, f.model, f.dataset, groups) for f in table.figures), table
+        )
+        for table in paper.ABLATIONS
+    )
+    claimed = {id(row.group) for table in main + ablations for row in table.rows}
+    others = tuple(further_row(group) for group in groups if id(group) not in claimed)
+    further = Table("Runs beyond the paper's tables", ("model", "data", "recipe"), others) if others else None
+    return Report(tuple(runs), main, ablations, further)
+
+
+def main_table(table: PaperTable, groups: Sequence[Group]) -> Table:
+    """One row per data set of the paper, then those that the paper left out but that have a recipe."""
+    model = table.figures[0].model
+    extra = [name for name in CATALOG if name not in table.datasets and f"paper/{name}/{model}" in list_recipes()]
+    rows = tuple(row_of((facts(name).title,), model, name, groups) for name in [*table.datasets, *extra])
+    return Table(table.title, ("data",), rows, table)
+
+
+def row_of(setting: tuple[str, ...], model: str, dataset: str, groups: Sequence[Group]) -> Row:
+    name = f"paper/{dataset}/{model}"
+    recipe = load_recipe(name)
+    group = next((g for g in groups if follows(g.first, recipe)), None)
+    return Row(setting, model, dataset, paper.figure_of(model, dataset), group, f"mspcaps train {name}")
+
+
+def further_row(group: Group) -> Row:
+    run, name = group.first, recipe_of(group.first)
+    title = CATALOG[run.dataset].title if run.dataset in CATALOG else run.dataset
+    command = f"mspcaps train {name}" if name else ""
+    return Row((run.model, title, run.name), run.model, run.dataset, None, group, command)
+
+
+@cache
+def count_parameters(model: str, dataset: str) -> int:
+    known = facts(dataset)
+    with torch.device("meta"):
+        made = create_model(model, len(known.classes), known.channels, known.image_size)
+    return sum(p.numel() for p in made.parameters())
+
+
+def spread(value: Spread) -> str:
+    return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")
+
+
+def with_n(value: Spread) -> str:
+    return f"{spread(value)} (n = {value.n})"
+
+
+def signed(value: float, digits: int) -> str:
+    """+0.10, −0.10, 0.00: with a real minus, and no sign on a zero."""
+    text = f"{abs(value):.{digits}f}"
+    return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
+
+
+def training(group: Group | None) -> str:
+    return NONE if group is None else f"{group.seconds:,.0f} s, {group.devices}"
+
+
+def comparison(table: Table) -> tuple[tuple[str, ...], list[tuple[str, tuple[str, ...]]]]:
+    """The paper's own layout, networks against data sets: heads, and rows with what kind each is, also as a cell."""
+    source = table.source
+    assert source is not None
+    heads = ("network", "figures", "parameters", *(facts(name).title for name in source.datasets))
+    rows = [
+        ("quoted", (b.network, "quoted", b.params, *(b.accuracy[name].replace("-", NONE) for name in source.datasets)))
+        for b in source.baselines
+    ]
+    name, printed = paper.TITLES[source.figures[0].model], {f.dataset: f for f in source.figures}
+    cells = [f"{printed[dataset].accuracy:.2f}" for dataset in source.datasets]
+    rows.append(("quoted", (name, "quoted", source.figures[0].params, *cells)))
+    ours = {row.dataset: row for row in table.rows}
+    for which in ("best", "last"):
+        values = [spread(getattr(g, which)) if (g := ours[d].group) else NOT_TRAINED for d in source.datasets]
+        rows.append(("ours", (name, f"ours, {which} epoch", ours["cifar10"].parameters, *values)))
+    return heads, rows
+
+
+def notes(report: Report) -> list[str]:
+    """What one must know to read the figures."""
+    return [
+        "Accuracy is the percentage of the whole test set. Ours is that of the last epoch, mean ± standard deviation "
+        "over n seeds; no epoch, no seed and no setting of a recipe was chosen on test data.",
+        "The paper reports the best epoch on the test set, which flatters. Our best epoch is given for comparison with "
+        "it, and the difference is taken between the two; sd counts it in deviations of our best epochs over the "
+        "seeds. The paper states no spread.",
+        f"A test set is a sample: {binomial(report)}. Smaller differences may not hold on another sample.",
+        "Parameters are counted from the model. Training is the wall time of one run with its evaluations, on average "
+        "over the seeds; runs that shared a GPU took longer than they would have alone.",
+        "The command trains seed 0; add --seed 1, --seed 2 for the others.",
+    ]
+
+
+def binomial(report: Report) -> str:
+    """The standard error of an accuracy as an estimate for all images of the kind, per data set."""
+    said = []
+    for name in ("mnist", "fashionmnist", "svhn", "cifar10"):
+        rows = [row for table in report.main for row in table.rows if row.dataset == name]
+        reached = [row.group.last.mean for row in rows if row.group] or [
+            row.figure.accuracy for row in rows if row.figure
+        ]
+        lowest, n = min(reached), facts(name).test  # the lowest has the largest error
+        error = math.sqrt(lowest * (100 - lowest) / n)
+        said.append(f"{facts(name).title} with its {n:,} images ±{error:.2f} points at {lowest:.1f} %")
+    return "its binomial standard error is for " + ", ".join(said)
+
+
+def quoted_notes() -> list[str]:
+    return [
+        "Quoted is what the paper prints, not trained here; its own accuracies are best epochs.",
+        paper.ASTERISK,
+        paper.DAGGER,
+    ]

@@ -1,0 +1,103 @@
+"""`ship` on a small trained model: the file, its card, and everything that it refuses."""
+
+import json
+
+import pytest
+import torch
+
+from mspcaps import load_dataset, weights
+from mspcaps.data import Augmentation
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation import evaluate, ship
+from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.training import Recipe, train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """weights, ledger entry and test images of a minute model."""
+    place = tmp_path_factory.mktemp("ship")
+    recipe = Recipe(
+        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=250, lr=2e-3,
+        image_size=12, augment=Augmentation(),
+    )  # fmt: skip
+    result = train(recipe, "cpu", out=place / "runs", results=place / "results")
+    entry = place / "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
+    return result.folder / "last.safetensors", entry, load_dataset("fashionmnist_sample", "test", 12)
+
+
+def test_the_card_is_measured_from_the_very_file(run, tmp_path, monkeypatch):
+    source, entry, data = run
+    card = ship.ship(source, entry, data, folder=tmp_path)
+    path = tmp_path / "mspcaps_t_scale16.fashionmnist_sample.safetensors"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.with_suffix(".json").name, path.name]
+    monkeypatch.setattr(weights, "weights_folder", lambda: tmp_path)
+    assert weights.read_card(card.name) == card
+    assert weights.pretrained_path(card.model, card.dataset) == path
+    model = load_model(path)
+    found = evaluate(model, data)
+    assert card.accuracy == pytest.approx(found.accuracy)
+    assert card.probe == evaluate(model, weights.probe(data)).predictions.tolist()
+    assert card.reference == pytest.approx(evaluate(load_model(source), data).accuracy)
+    assert card.test_images == 1000
+    assert path.stat().st_size < 0.7 * source.stat().st_size
+    assert torch.float16 in ship.dtypes(path)
+    assert card.ledger == "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
+    assert card.run_sha256 == json.loads(entry.read_text())["weights_sha256"]
+    assert "Zalando" in card.licence
+    assert card.provenance.startswith("The first 500 training")
+
+
+def test_a_copy_in_half_precision_is_taken(run, tmp_path):
+    source, entry, data = run
+    ship.ship(source, entry, data, folder=tmp_path / "first")
+    copy = next((tmp_path / "first").glob("*.safetensors"))
+    card = ship.ship(copy, entry, data, folder=tmp_path / "second")
+    assert card.reference == json.loads(entry.read_text())["accuracy"]["last"]
+    assert card.reference_of == "the run itself, in fp32"
+
+
+def test_too_costly_a_half_is_refused_and_nothing_is_written(run, tmp_path, monkeypatch):
+    source, entry, data = run
+
+    def coarse(tensors, parameters):
+        return {name: (8 * t).round() / 8 if name in parameters else t for name, t in tensors.items()}
+
+    monkeypatch.setattr(ship, "halved", coarse)
+    with pytest.raises(MspcapsError, match=r"half precision costs .* nothing was written"):
+        ship.ship(source, entry, data, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_weights_are_refused(run, tmp_path):
+    source, entry, data = run
+    model = load_model(source)
+    other = tmp_path / "other.safetensors"
+    save_weights(other, model, **model.about | {"recipe": {"seed": 5}})
+    with pytest.raises(MspcapsError, match="was not trained by the recipe"):
+        ship.ship(other, entry, data, folder=tmp_path)
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    save_weights(other, model, **model.about)
+    with pytest.raises(MspcapsError, match="its sha256 differs"):
+        ship.ship(other, entry, data, folder=tmp_path)
+    with torch.no_grad():
+        next(model.parameters()).normal_()
+    save_weights(other, model, {name: t.half() for name, t in model.state_dict().items()}, **model.about)
+    with pytest.raises(MspcapsError, match="they are of another run"):
+        ship.ship(other, entry, data, folder=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["other.safetensors"]
+
+
+def test_part_of_a_test_set_is_refused(run, tmp_path):
+    source, entry, data = run
+    with pytest.raises(MspcapsError, match="1,000 images, not of 10 of"):
+        ship.ship(source, entry, data.subset(slice(10)), folder=tmp_path)
+
+
+def test_data_of_ones_own_is_refused(run, tmp_path):
+    source, entry, data = run
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(json.loads(entry.read_text()) | {"dataset": "pictures"}))
+    with pytest.raises(MspcapsError, match="is not in the catalog"):
+        ship.ship(source, own, data, folder=tmp_path)

@@ -1,0 +1,216 @@
+"""`mspcaps report`: right figures from a ledger, the same in every form, and none in README or docs typed by hand."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from ledger_makers import enter, entry
+from test_page import Balanced
+
+from mspcaps.cli import main
+from mspcaps.errors import MspcapsError
+from mspcaps.report import markdown, results_page
+from mspcaps.report.curves import accuracy_chart, loss_chart
+from mspcaps.report.results import quoted, read_report, write_report
+from mspcaps.report.runs import Spread, read_ledger
+from mspcaps.report.tables import NOT_TRAINED, signed
+
+ROOT = Path(__file__).parents[2]
+T = "paper/cifar10/mspcaps_t"
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """T on CIFAR-10 with three seeds, an ablation with one, and a run of our own."""
+    folder = tmp_path / "results"
+    for seed, accuracies in enumerate(([80.0, 88.9, 88.6], [80.0, 88.7, 88.5], [80.0, 88.8, 88.1])):
+        enter(folder, entry(T, accuracies, seed))
+    enter(folder, entry("paper/cifar10/mspcaps_t_dr", [80.0, 87.0, 86.0]))
+    own = entry(T, [80.0, 91.0, 90.0])
+    own["recipe"] |= {"name": "own", "lr": 0.002}
+    enter(folder, own)
+    return folder
+
+
+def row(report, table, setting):
+    return next(
+        r for t in report.main + report.ablations for r in t.rows if t.source.number == table and setting in r.setting
+    )
+
+
+def test_figures(ledger):
+    shown = row(read_report(ledger), 2, "CIFAR-10")
+    last, best = Spread.of([88.6, 88.5, 88.1]), Spread.of([88.9, 88.7, 88.8])
+    printed, ours, ours_best, difference, parameters, training, command = shown.cells
+    assert printed == "88.71"
+    assert ours == f"{last.mean:.2f} ± {last.deviation:.2f} (n = 3)" == "88.40 ± 0.26 (n = 3)"
+    assert ours_best == f"{best.mean:.2f} ± {best.deviation:.2f}" == "88.80 ± 0.10"
+    assert difference == "+0.09 (+0.9 sd)"
+    assert parameters == "344,320"
+    assert training == "110 s, a GPU"
+    assert command == f"mspcaps train {T}"
+
+
+def test_one_run_has_no_deviation(ledger):
+    shown = row(read_report(ledger), 5, "4 × DR")
+    assert shown.cells[1:4] == ("86.00 (n = 1)", "87.00", "−0.46")
+
+
+def test_rows_without_runs_say_so(ledger):
+    report = read_report(ledger)
+    assert row(report, 2, "MNIST").cells == (
+        "99.69", NOT_TRAINED, "–", "–", "343,744", "–", "mspcaps train paper/mnist/mspcaps_t",
+    )  # fmt: skip
+    assert row(report, 2, "FashionMNIST").cells[0] == "–", "the paper has no figure, we have a recipe"
+
+
+def test_a_full_model_stands_in_every_table_of_its_kind(ledger):
+    report = read_report(ledger)
+    tables = [
+        t.source.number for t in report.main + report.ablations for r in t.rows if r.group and r.model == "mspcaps_t"
+    ]
+    assert tables == [2, 4, 5, 6, 7]
+    assert len(report.paper_rows) == 18
+    assert sum(r.group is not None for r in report.paper_rows) == 2
+
+
+def test_only_runs_of_the_very_recipe_count(ledger):
+    """A run that calls itself paper but was trained otherwise stands beside the tables, not in them."""
+    other = entry(T, [80.0, 95.0], seed=3)
+    other["recipe"]["weight_decay"] = 0.05
+    enter(ledger, other)
+    report = read_report(ledger)
+    assert row(report, 2, "CIFAR-10").group.last.n == 3
+    assert [r.setting for r in report.further.rows] == [
+        ("mspcaps_t", "CIFAR-10", "own"),
+        ("mspcaps_t", "CIFAR-10", "paper"),
+    ]
+    assert [r.command for r in report.further.rows] == ["", ""]
+
+
+def test_a_field_younger_than_a_run_does_not_part_it_from_its_recipe(ledger):
+    old = entry(T, [80.0, 88.0], seed=3)
+    del old["recipe"]["warmup_start"]
+    enter(ledger, old)
+    assert row(read_report(ledger), 2, "CIFAR-10").group.last.n == 4
+
+
+def test_markdown(ledger):
+    text = markdown.render(read_report(ledger))
+    assert (
+        "| CIFAR-10 | 88.71 | 88.40 ± 0.26 (n = 3) | 88.80 ± 0.10 | +0.09 (+0.9 sd) | 344,320 | 110 s, a GPU |" in text
+    )
+    assert "| CapsNet | quoted | 6.8M | 99.45 | 93.96 | 74.88 |" in text
+    assert "| DA-CapsNet | quoted | 7M\\* |" in text
+    assert "| **MSPCaps-T** | ours, last epoch | 344,320 | not trained yet | not trained yet | 88.40 ± 0.26 |" in text
+    assert "cifar10 & <such>." in text, "provenance is what the entry says"
+    assert "±0.32 points at 88.4 %" in text, "binomial error of 10,000 images"
+    assert "| cifar10 | mspcaps_t | paper | 2 | 88.10 | 88.80 | 299 | 120 | a GPU | 0123456 | ffffffff |" in text
+    assert text.count("| cifar10 | mspcaps_t") == 5
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    for heads, rule in pairwise(rows):
+        assert not rule.startswith("| ---") or heads.count("|") == rule.count("|")
+
+
+def test_the_page_is_whole_and_says_the_same(ledger):
+    report = read_report(ledger)
+    html = results_page.render(report)
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    assert not re.search(r"https?:|<script|<link|@import|url\(", html), "no request leaves the page"
+    assert "cifar10 &amp; &lt;such&gt;." in html
+    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+    for table in report.main + report.ablations:
+        for shown in table.rows:
+            for cell in shown.cells[:3] + shown.cells[4:]:
+                assert cell in plain or cell == "–", cell
+    assert html.count("<polyline") == 2 * (4 + 1 + 1), "three seeds and their mean; one seed alone, twice"
+
+
+def test_an_empty_ledger(tmp_path):
+    for folder in (tmp_path / "nowhere", tmp_path):
+        report = read_report(folder)
+        assert markdown.EMPTY in markdown.render(report)
+        assert markdown.EMPTY in markdown.readme_block(report)
+        assert markdown.EMPTY in results_page.render(report)
+        assert "88.71 | not trained yet" in markdown.render(report)
+
+
+def test_readme_block(ledger, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    write_report(ledger, tmp_path / "out.md", tmp_path / "page.html", readme)
+    text = readme.read_text()
+    assert text.startswith(f"before\n{markdown.BEGIN}\n")
+    assert text.endswith(f"{markdown.END}\nafter\n")
+    assert "| `mspcaps_t` | CIFAR-10 | 88.71 | 88.80 ± 0.10 | 88.40 ± 0.26 (n = 3) | 344,320 | 110 s, a GPU |" in text
+    assert quoted(readme, read_report(ledger)) == text, "written twice it is the same"
+    readme.write_text(text.replace("88.80", "89.80"))
+    assert quoted(readme, read_report(ledger)) == text, "what was edited by hand is told"
+
+
+@pytest.mark.parametrize(
+    "text", ["", markdown.BEGIN, f"{markdown.END}{markdown.BEGIN}", 2 * (markdown.BEGIN + markdown.END)]
+)
+def test_a_readme_without_its_marks_is_refused_before_anything_is_written(text, ledger, tmp_path):
+    (tmp_path / "README.md").write_text(text)
+    with pytest.raises(MspcapsError, match="must hold"):
+        write_report(ledger, tmp_path / "out.md", tmp_path / "page.html", tmp_path / "README.md")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "results"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "sentence"),
+    [
+        ({"accuracy": {"last": 99.0, "best": 99.0, "best_epoch": 1}}, None, "was changed"),
+        ({"curve": {"loss": [1.0], "accuracy": [88.0]}}, None, "was changed"),
+        ({"seconds": {}}, None, "seconds.train is missing"),
+        ({"recipe": []}, "cifar10/mspcaps_t/x.json", "recipe.name is missing"),
+        ({}, "cifar10/mspcaps_t/paper-seed7.json", "should be"),
+    ],
+)
+def test_entries_that_cannot_be_trusted_are_refused(changes, where, sentence, tmp_path):
+    if changes.get("recipe") == []:
+        (tmp_path / "cifar10/mspcaps_t").mkdir(parents=True)
+        (tmp_path / where).write_text(
+            '{"model": 1, "params": 1, "dataset": 1, "provenance": 1, "recipe": [], "seed": 1, '
+            '"accuracy": 1, "curve": 1, "seconds": 1, "device": 1}'
+        )
+    else:
+        enter(tmp_path, entry(T, [80.0, 88.0]) | changes, where)
+    with pytest.raises(MspcapsError, match=sentence):
+        read_ledger(tmp_path)
+
+
+def test_small_words():
+    assert [signed(v, 2) for v in (0.1, -0.1, 0.0, -0.001)] == ["+0.10", "−0.10", "0.00", "0.00"]
+    assert Spread.of([1.0]) == Spread(1.0, None, 1)
+    assert Spread.of([1.0, 3.0]).deviation == pytest.approx(2**0.5)
+
+
+def test_charts():
+    chart = accuracy_chart([[10.0, 80.0, 90.0], [5.0, 85.0, 80.0]], "x", paper=88.0)
+    assert chart.count("<polyline") == 3
+    assert "paper 88.00" in chart
+    assert loss_chart([[0.0]], "x").count("<polyline") == 1, "a loss of zero has no logarithm"
+
+
+def test_command(ledger, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    assert "2 of the paper's 18 figures" in capsys.readouterr().out
+    assert (tmp_path / "docs/results.md").is_file()
+    assert (tmp_path / "runs/report/index.html").is_file()
+    (ledger / "cifar10/mspcaps_t/paper-seed0.json").write_text("{")
+    assert main(["report"]) == 2
+    assert "is not a ledger entry" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_no_figure_was_typed_by_hand(name):
+    """Fails when the file was edited, or when the ledger has grown since: `mspcaps report --readme README.md`."""
+    path, report = ROOT / name, read_report(ROOT / "results")
+    expected = quoted(path, report) if name == "README.md" else markdown.render(report)
+    assert path.read_text(encoding="utf-8") == expected, f"{name} is stale: run `mspcaps report --readme README.md`"
