@@ -7,7 +7,7 @@ import pytest
 from mspcaps.data import CATALOG, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import list_models
-from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override
+from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_folder
 from mspcaps.training.sweep import load_sweep
 
 
@@ -53,6 +53,12 @@ def test_bad_recipes_get_a_sentence(tmp_path: Path, text: str, message: str) -> 
     path.write_text(text)
     with pytest.raises(MspcapsError, match=message):
         load_recipe(path)
+
+
+def test_the_papers_sweeps_hold_every_row_once() -> None:
+    runs = [r for name in ("tables", "ablations") for r in load_sweep(recipe_folder() / "sweeps" / f"{name}.toml")]
+    assert {f"paper/{r.data}/{r.model}" for r in runs} == {n for n in list_recipes() if n.startswith("paper/")}
+    assert len({(r.data, r.model, r.seed) for r in runs}) == len(runs) == 50
 
 
 def test_sweep_files(tmp_path: Path) -> None:

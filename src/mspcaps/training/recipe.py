@@ -74,7 +74,8 @@ def recipe_folder() -> Path:
 def list_recipes() -> list[str]:
     """Names that `load_recipe` takes, such as paper/cifar10/mspcaps_t."""
     folder = recipe_folder()
-    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml"))
+    names = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.toml")]
+    return sorted(str(name) for name in names if name.parts[0] != "sweeps")
 
 
 def load_recipe(name: str | Path) -> Recipe:
