@@ -30,7 +30,7 @@ def readme_block(report: Report) -> str:
     """The main rows in a few columns, between the two marks."""
     parts = [BEGIN, GENERATED, ""]
     if report.runs:
-        heads = ("model", "data", "paper, best epoch", "ours, best epoch", "ours, last epoch", "parameters", "training")
+        heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
         rows = [readme_row(row) for table in report.main for row in table.rows]
         provenances = sorted({line for table in report.main for line in table.provenances})
         parts += [*grid(heads, rows, right=(2, 3, 4, 5)), "", notes(report)[0]]
@@ -42,7 +42,7 @@ def readme_block(report: Report) -> str:
 
 def readme_row(row: Row) -> tuple[str, ...]:
     printed, last, best, _, parameters, time, _ = row.cells
-    return (f"`{row.model}`", row.setting[0], printed, best, last, parameters, time)
+    return (f"`{row.model}`", row.setting[0], last, best, printed, parameters, time)
 
 
 def with_block(text: str, block: str, where: str) -> str:
