@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
+from mspcaps.models.layers import use_channels_last
 from mspcaps.models.registry import create_model
 
 
@@ -33,6 +34,7 @@ def load_model(path: str | Path) -> nn.Module:
     config = header.pop("model")
     model = create_model(config.pop("name"), **config)
     load_state(model, tensors, Path(path))
+    use_channels_last(model)
     model.about = header  # type: ignore[assignment]
     return model.eval()
 

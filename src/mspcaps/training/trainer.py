@@ -31,6 +31,7 @@ from mspcaps.data import (
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models import create_model
+from mspcaps.models.layers import use_channels_last
 from mspcaps.models.pretrained import save_weights
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import load_checkpoint, save_checkpoint
@@ -344,13 +345,6 @@ def measure(train: ImageSet | FolderImages) -> tuple[tuple[float, ...], tuple[fl
     items = [train[i] for i in index.tolist()]
     images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
     return ImageSet(images, labels, train.classes, train.name).mean_and_std()
-
-
-def use_channels_last(model: nn.Module) -> None:
-    """Convolution weights only: PyTorch's own conversion would also permute the vote weights."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
 
 def make_step(model: nn.Module, plan: Plan, weight_decay: float, form: Form, world: World | None = None) -> Step:

@@ -1,0 +1,63 @@
+"""What every benchmark says besides its figures, and where the file goes."""
+
+import datetime
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically
+from mspcaps.models import list_models, summarize
+from mspcaps.training import ledger
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Where and with what it was measured. `busy`: others were computing here when it began."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return {
+        "device": ledger.device_name(device),
+        "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "load_before": round(load, 2),
+        "busy": load > 0.5,
+        "software": ledger.software(),
+        "commit": ledger.git_commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def result_path(results: Path, result: dict[str, Any]) -> Path:
+    """results/bench/<what>-<model>-<device>-torch<version>.json; a quick one, which is no measurement, says so."""
+    device = slug(result["environment"]["device"])
+    version = result["environment"]["software"]["torch"].split("+")[0]
+    quick = "-quick" if result["quick"] else ""
+    return results / "bench" / f"{result['what']}-{result['model']}-{device}-torch{version}{quick}.json"
+
+
+def slug(text: str) -> str:
+    """NVIDIA H200 -> nvidia-h200"""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def write_result(results: Path, result: dict[str, Any]) -> Path:
+    path = result_path(results, result)
+    write_atomically(path, json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def yardstick(model: str) -> str:
+    """The ResNet whose parameter count is nearest: resnet20 for T, resnet18 for L."""
+    params = summarize(model).params
+    resnets = [name for name in list_models("resnet*") if name != model]
+    if not resnets:
+        raise MspcapsError("there is no ResNet to compare with")
+
+    def factor(name: str) -> float:
+        other = summarize(name).params
+        return max(params, other) / min(params, other)
+
+    return min(resnets, key=factor)

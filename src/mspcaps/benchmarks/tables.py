@@ -1,0 +1,96 @@
+"""The figures of a benchmark as rows of text: what the command prints."""
+
+from collections.abc import Callable
+from typing import Any
+
+Rows = list[tuple[str, ...]]
+Table = tuple[tuple[str, ...], Rows]
+
+
+def training_tables(result: dict[str, Any], size_of: Callable[[int], str]) -> list[Table]:
+    """Head and rows of each table: the comparison, how cost grows, the packed runs."""
+    head = (
+        "training", "ms per step", "from - to", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",
+        "form",
+    )  # fmt: skip
+    rows: Rows = []
+    for name, variant in result["variants"].items():
+        ms, who = variant["ms_per_step"], "eager reference" if name == "reference" else "our engine"
+        rows.append((
+            f"{variant['model']}, {who}", number(ms["median"]), f"{number(ms['lowest'])} - {number(ms['highest'])}",
+            f"{variant['images_per_second']:,.0f}", duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
+            f"{100 * variant['share_of_matmul']:.1f} %", str(variant.get("kernels_per_step", "-")),
+            size_of(variant["peak_memory_bytes"]), f"{variant['form']}, {variant['precision']}",
+        ))  # fmt: skip
+    tables: list[Table] = [(head, rows)]
+    grown: Rows = []
+    for axis, points in result["scaling"].items():
+        first = points[0]["ms_per_step"]["median"]
+        for point in points:
+            ms = point["ms_per_step"]["median"]
+            what = f"{axis.replace('_', ' ')} {point[axis]}"
+            grown.append((what, number(ms), f"{ms / first:.2f} x", f"{point['images_per_second']:,.0f}"))
+    tables.append((("cost of ours", "ms per step", "of the first", "images/s"), grown))
+    if packed := result.get("packed"):
+        row = (
+            f"{packed['runs']} side by side", number(packed["ms_per_step_alone"]["median"]),
+            number(packed["ms_per_step_of_all"]["median"]), f"{packed['throughput_ratio']:.2f} x",
+        )  # fmt: skip
+        tables.append((("packed", "ms per step, one alone", "a step of all", "throughput"), [row]))
+    return tables
+
+
+def training_notes(result: dict[str, Any]) -> list[str]:
+    matmul, ratios = result["matmul"], result["ratios"]
+    n, environment = matmul["n"], result["environment"]
+    return [
+        f"ours is {ratios['ours_vs_reference']:.2f} times as fast as the eager reference and "
+        f"{ratios['ours_vs_resnet']:.2f} times as fast as {result['variants']['resnet']['model']}",
+        f"{environment['device']}, torch {environment['software']['torch']}; batch {result['batch_size']}, synthetic "
+        f"images like CIFAR-10's; a {matmul['precision']} matrix product of {n} x {n} reaches "
+        f"{number(matmul['tflops'])} TFLOP/s",
+        "* derived from the ms per step",
+        *busy_note(environment),
+    ]
+
+
+def inference_tables(result: dict[str, Any]) -> list[Table]:
+    head = ("inference", "form", "one image, ms", "95 % below", "images/s", "at batch")
+    rows: Rows = []
+    for variant in result["variants"].values():
+        for form in variant["forms"]:
+            best = max(form["throughput"], key=lambda point: point["images_per_second"]["median"])
+            rows.append((
+                variant["model"], form["form"], number(form["latency_ms"]["median"]), number(form["latency_ms"]["p95"]),
+                f"{best['images_per_second']['median']:,.0f}", str(best["batch"]),
+            ))  # fmt: skip
+    return [(head, rows)]
+
+
+def inference_notes(result: dict[str, Any]) -> list[str]:
+    ratios, environment = result["ratios"], result["environment"]
+    other = result["variants"]["resnet"]["model"]
+    notes = [
+        f"in their best forms one image takes {other} {ratios['latency_ours_vs_resnet']:.2f} times as long as ours; "
+        f"our throughput is {ratios['throughput_ours_vs_resnet']:.2f} times that of {other}",
+        f"{environment['device']}, torch {environment['software']['torch']}, {result['precision']}",
+    ]
+    notes += busy_note(environment)
+    return notes + [f"{form} left out: {why}" for form, why in result["unavailable"].items()]
+
+
+def busy_note(environment: dict[str, Any]) -> list[str]:
+    """Seen on two cores: one other process made a step ten times as long and halved one ratio."""
+    load = environment["load_before"]
+    return [f"others were computing here (load {load}): measure again when it is idle"] if environment["busy"] else []
+
+
+def number(value: float) -> str:
+    """Three significant digits, and thousands as they are read."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"

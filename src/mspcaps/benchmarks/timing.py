@@ -1,0 +1,181 @@
+"""Timing so that comparisons hold: everything warmed up, repeats interleaved, the device waited for.
+
+What is compared runs in turn, a block of each, again and again: a machine that slows down slows them all alike, and
+the median over the blocks leaves out what hits one of them. It does not make up for a busy CPU: threads that wait for
+each other suffer from that according to how often they do.
+"""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+
+
+class Timed(Protocol):
+    """Something that takes steps."""
+
+    def settle(self) -> None:
+        """Before every block, untimed: use up what was prepared while others ran."""
+
+    def run(self, steps: int) -> int:
+        """Take at least so many steps; returns how many."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    repeats: int = 9  # blocks of each variant
+    seconds: float = 0.5  # of one block
+    warmup: int = 3  # steps of each before its first block
+
+    @classmethod
+    def for_device(cls, device: torch.device, quick: bool) -> "Effort":
+        if quick:
+            return cls(repeats=2, seconds=0.0, warmup=1)
+        return cls() if device.type == "cuda" else cls(repeats=7, seconds=2.0)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds per step of each block."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "median": round(self.median, 4),
+            "lowest": round(min(self.samples), 4),
+            "highest": round(max(self.samples), 4),
+            "samples": [round(sample, 4) for sample in self.samples],
+        }
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
+    """-> seconds, and what the work returned."""
+    wait_for(device)
+    began = time.perf_counter()
+    steps = work()
+    wait_for(device)
+    return time.perf_counter() - began, steps
+
+
+def time_interleaved(variants: dict[str, Timed], device: torch.device, effort: Effort) -> dict[str, Timing]:
+    """Warm every variant up, then time a block of each in turn, `effort.repeats` times."""
+    blocks, samples = {}, {name: [] for name in variants}  # type: dict[str, int], dict[str, list[float]]
+    for name, variant in variants.items():
+        variant.run(effort.warmup)
+        seconds, steps = timed(lambda: variant.run(1), device)  # noqa: B023 - called at once
+        blocks[name] = max(1, math.ceil(effort.seconds * steps / seconds))
+    for _ in range(effort.repeats):
+        for name, variant in variants.items():
+            variant.settle()
+            seconds, steps = timed(lambda: variant.run(blocks[name]), device)  # noqa: B023 - called at once
+            samples[name].append(1000 * seconds / steps)
+    return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
+class MatrixProduct:
+    """The yardstick for arithmetic: n x n by n x n in the precision that training multiplies in."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, quick: bool) -> None:
+        self.n = 256 if quick else 8192 if device.type == "cuda" else 2048
+        generator = torch.Generator().manual_seed(0)
+        # Random, not zeros: on zeros a GPU draws less power and runs faster than it ever will on data.
+        a, b = (torch.randn(self.n, self.n, generator=generator).to(device, dtype) for _ in range(2))
+        self.a, self.b, self.out = a, b, torch.empty_like(a)
+        self.dtype = dtype
+
+    def settle(self) -> None:
+        """Nothing is prepared ahead."""
+
+    def run(self, steps: int) -> int:
+        for _ in range(steps):
+            torch.mm(self.a, self.b, out=self.out)
+        return steps
+
+    def to_dict(self, timing: Timing) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "precision": str(self.dtype).removeprefix("torch."),
+            "ms": timing.to_dict(),
+            "tflops": significant(2 * self.n**3 / timing.median / 1e9),
+        }
+
+
+def significant(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def quantile(samples: list[float], share: float) -> float:
+    """The smallest sample that at least this share of them does not exceed."""
+    return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
+
+
+def kernels_per_step(variant: Timed, device: torch.device) -> float | None:
+    """Kernels that the device ran per step, copies and fills not counted; None where there are none to count."""
+    if device.type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with quiet_profiler(activities=activities) as profiler:
+        steps = variant.run(1)
+        wait_for(device)
+    ran = [
+        event.name
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    kernels = [name for name in ran if not name.startswith(("Memcpy", "Memset"))]
+    return round(len(kernels) / steps, 1) if kernels else None
+
+
+def quiet_profiler(**options: Any) -> torch.profiler.profile:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells stderr that it starts and stops
+    return torch.profiler.profile(**options)
+
+
+class PeakMemory:
+    """What a variant allocates at most, from here until `bytes_of` is asked, on top of what was there before.
+
+    On a GPU the allocator counts: building, compiling and capturing included. On a CPU: what stays (parameters,
+    statistics, moments) and the peak of one step beside it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            wait_for(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device)
+
+    def bytes_of(self, variant: Timed, resident: Callable[[], list[Tensor]]) -> int:
+        """After building it: take steps and say how much memory that took."""
+        variant.run(2)  # of the first the allocator still learns
+        if self.device.type == "cuda":
+            wait_for(self.device)
+            return torch.cuda.max_memory_allocated(self.device) - self.before
+        with quiet_profiler(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            variant.run(1)
+        assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        held = peak = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            held += event.nbytes()
+            peak = max(peak, held)
+        return peak + sum(tensor.numel() * tensor.element_size() for tensor in resident())
