@@ -10,18 +10,21 @@ if TYPE_CHECKING:
 
     from mspcaps.data import load_dataset
     from mspcaps.evaluation import evaluate, predict
+    from mspcaps.explain import explain
     from mspcaps.models import list_models
     from mspcaps.training import train
     from mspcaps.weights import list_pretrained, load_model
 
 __all__ = [
-    "create_model", "evaluate", "list_models", "list_pretrained", "load_dataset", "load_model", "predict", "train",
+    "create_model", "evaluate", "explain", "list_models", "list_pretrained", "load_dataset", "load_model", "predict",
+    "train",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 # Loaded at first use: `import mspcaps` itself does not even import torch.
 _HOMES = {
     "evaluate": "mspcaps.evaluation",
+    "explain": "mspcaps.explain",
     "list_models": "mspcaps.models",
     "list_pretrained": "mspcaps.weights",
     "load_dataset": "mspcaps.data",

@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from mspcaps.cli import bench, commands, datasets
+from mspcaps.cli import bench, commands, datasets, explanations
 from mspcaps.errors import MspcapsError
 
 Table = dict[str, Callable[..., Any]]
@@ -21,6 +21,7 @@ COMMANDS: Table = {
     "sweep": commands.sweep,
     "eval": commands.evaluate,
     "predict": commands.predict,
+    "explain": explanations.explain,
     "bench": bench.bench,
     "report": commands.report,
 }

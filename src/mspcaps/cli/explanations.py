@@ -1,0 +1,43 @@
+"""`mspcaps explain`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from mspcaps.cli.commands import Maybe
+from mspcaps.errors import MspcapsError
+
+
+def explain(
+    weights: Positional[str],
+    paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
+    label: Annotated[Maybe[str], tyro.conf.arg(name="class")] = None,
+    out: Path = Path("runs/explain"),
+    device: Maybe[str] = None,
+) -> int:
+    """Write a page per picture that shows why the model decides as it does: parts, heat maps, the part-whole tree.
+
+    Args:
+        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
+        paths: Picture files, or folders of them.
+        label: The class to explain; by default the winner, with the runner-up beside it.
+        out: Folder for the pages.
+        device: cpu or cuda; by default the GPU if there is one.
+    """
+    from mspcaps.explain.files import write_pages
+    from mspcaps.training import choose_device
+    from mspcaps.weights import load_model
+
+    if not paths:
+        raise MspcapsError("name at least one picture or folder")
+    failed = 0
+    for written in write_pages(load_model(weights).to(choose_device(device)), paths, out, label):
+        if written.error is None:
+            print(f"{written.picture}: {written.answer}  {written.page}")
+        else:
+            print(f"error: {written.error}", file=sys.stderr)
+            failed += 1
+    return 1 if failed else 0

@@ -1,0 +1,59 @@
+"""From picture files to pages."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mspcaps.data.pictures import read_picture
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.predict import picture_files
+from mspcaps.explain.explanation import explain, explainable
+from mspcaps.explain.page import choose_classes, write_page
+
+
+@dataclass(frozen=True)
+class Written:
+    """The page of one picture and its answer, or the sentence that says why there is none."""
+
+    picture: Path
+    page: Path | None = None
+    answer: str = ""
+    error: str | None = None
+
+
+def write_pages(
+    model: nn.Module, paths: Iterable[str | Path], out: Path, label: str | None = None
+) -> Iterator[Written]:
+    """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
+    model = explainable(model)
+    config, taken = model.config, set[str]()
+    assert isinstance(config, dict)
+    if config["in_chans"] not in (1, 3):
+        raise MspcapsError(f"the model takes images of {config['in_chans']} channels, but pictures have 1 or 3")
+    for item in picture_files(paths):
+        try:
+            if item.error is not None:
+                raise MspcapsError(item.error)
+            pixels = torch.from_numpy(read_picture(item.path, tuple(config["img_size"]), config["in_chans"]))
+        except MspcapsError as error:
+            yield Written(item.path, error=str(error))
+            continue
+        found = explain(model, pixels[None].float() / 255)
+        shown = choose_classes(found, 0, label)
+        page = out / f"{free_name(item.path.stem, taken)}.html"
+        write_page(page, found, 0, item.path.name, config["name"], shown[0])
+        winner = int(found.ranking[0, 0])
+        yield Written(item.path, page, f"{found.classes[winner]} {float(found.lengths[0, winner]):.3f}")
+
+
+def free_name(stem: str, taken: set[str]) -> str:
+    """a, a-2, a-3: pictures of different folders may be called alike."""
+    name, number = stem, 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    taken.add(name)
+    return name

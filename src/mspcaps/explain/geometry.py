@@ -1,0 +1,65 @@
+"""Where a capsule looks: its cell on the grid of its scale and the pixels of that cell."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.routing.grouping import group_fine
+
+
+class Rect(NamedTuple):
+    """Pixel rows top ... bottom - 1 and columns left ... right - 1."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    @property
+    def area(self) -> int:
+        return (self.bottom - self.top) * (self.right - self.left)
+
+
+class Scale(NamedTuple):
+    """One of the model's scales: the grid of its capsules, and how many pixels one cell of it is wide.
+
+    The cell is the patch of p x p numbers of the feature map times the stride of that map. What the capsule can see,
+    its receptive field, is larger: every convolution on the way adds a margin.
+    """
+
+    stride: int  # 1, 2 or 4 pixels per number of the feature map
+    cell: int  # pixels: p times stride
+    grid: Grid
+    img_size: tuple[int, int]
+
+    def place(self, index: int) -> tuple[int, int]:
+        """(row, column) on the grid."""
+        return divmod(index, self.grid[1])
+
+    def rect(self, index: int) -> Rect:
+        """The pixels of one cell, cut off where the image ends."""
+        row, column = self.place(index)
+        top, left = row * self.cell, column * self.cell
+        return Rect(top, left, min(top + self.cell, self.img_size[0]), min(left + self.cell, self.img_size[1]))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[b, n] -> [b, H, W]: each cell's value shared out evenly among its pixels, so that the sums agree.
+
+        Pixels under no cell (the border that patches of 3 drop) get nothing.
+        """
+        (rows, columns), (height, width) = self.grid, self.img_size
+        heights = torch.full((rows,), self.cell).cumsum(0).clamp(max=height).diff(prepend=torch.zeros(1).long())
+        widths = torch.full((columns,), self.cell).cumsum(0).clamp(max=width).diff(prepend=torch.zeros(1).long())
+        area = (heights[:, None] * widths).to(values)  # [rows, columns]
+        density = values.reshape(-1, rows, columns) / area
+        density = density.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)[:, :height, :width]
+        return F.pad(density, (0, width - density.shape[2], 0, height - density.shape[1]))
+
+
+def members(fine: Grid, coarse: Grid) -> Tensor:
+    """int64 [k, m]: the number of the m-th fine capsule under coarse capsule k, as the routing groups them."""
+    numbers = torch.arange(fine[0] * fine[1]).view(1, -1, 1)
+    return group_fine(numbers, fine, coarse)[0, :, :, 0]

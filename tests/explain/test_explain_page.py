@@ -1,0 +1,120 @@
+"""The page of an explanation: whole, self-contained, about the right classes; and the command that writes it."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import mspcaps
+from mspcaps.cli import main
+from mspcaps.explain import explain
+from mspcaps.explain.drawing import strongest_path
+from mspcaps.explain.files import free_name
+from mspcaps.explain.page import choose_classes, closeness, render
+from mspcaps.models.pretrained import save_weights
+
+CLASSES = ["cat & dog", "<b>bird</b>", "a very long name of a class"]
+
+
+class Balanced(HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def weights(path: Path, name: str = "mspcaps_t", channels: int = 3) -> Path:
+    torch.manual_seed(0)
+    model = mspcaps.create_model(name, num_classes=3, in_chans=channels)
+    save_weights(path, model, classes=CLASSES)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [
+        ("mspcaps_t", 3, (32, 32)), ("mspcaps_t", 1, (32, 48)), ("mspcaps_t_p2", 3, (32, 32)),
+        ("mspcaps_t_p3", 2, (32, 32)), ("mspcaps_t_scale16", 3, (48, 32)), ("mspcaps_t_scale32_16", 3, (32, 32)),
+    ],
+)  # fmt: skip
+def test_the_page_is_whole_and_needs_nothing_else(name, channels, size):
+    torch.manual_seed(0)
+    model = mspcaps.create_model(name, num_classes=3, in_chans=channels, img_size=size)
+    model.about = {"classes": CLASSES}
+    html = render(explain(model, torch.rand(2, channels, *size)), 1, "<i>a</i>.png", name)
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    assert not re.search(r"https?:|<script|<link|@import|url\(", html), "no request leaves the page"
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in re.findall(r'href="([^"]*)', html))
+    assert "<b>bird" not in html and "<i>a" not in html
+    assert html.count('class="tree"') == 2 and "nan" not in re.sub(r"base64,[^\"]*", "", html)
+
+
+def test_which_classes_it_is_about():
+    torch.manual_seed(0)
+    found = explain(mspcaps.create_model("mspcaps_t", num_classes=4), torch.rand(1, 3, 32, 32))
+    first, second, third, _ = found.ranking[0].tolist()
+    assert choose_classes(found, 0, None) == choose_classes(found, 0, first) == (first, second)
+    assert choose_classes(found, 0, third) == (third, first)
+    assert "This page asks why it could be" in render(found, 0, "a", "m", third)
+    path = strongest_path(found.tree(0))
+    assert [node.scale for node in path] == [2, 1, 1, 1, 0, 0, 0]
+    assert path[0].effect == max(node.effect for node in found.tree(0).children)
+
+
+def test_words_for_the_distance():
+    assert "far behind" in closeness(0.9, 0.1, "x") and "close behind" in closeness(0.9, 0.8, "x")
+    assert "not sure" in closeness(0.2, 0.1, "x")
+
+
+def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = weights(tmp_path / "w.safetensors")
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        Image.effect_noise((40, 30), 60).convert("RGB").save(tmp_path / folder / "a.png")
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    status = main(["explain", str(path), "one", "broken.png", "two/a.png", "--out", "pages", "--class", CLASSES[0]])
+    spoken = capsys.readouterr()
+    assert status == 1, "one of them failed"
+    assert sorted(page.name for page in (tmp_path / "pages").iterdir()) == ["a-2.html", "a.html"]
+    assert spoken.out.count("pages/a") == 2
+    assert "broken.png" in spoken.err and "Traceback" not in spoken.err
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "sentence"),
+    [
+        ("mspcaps_t", ["a.png", "--class", "fish"], "there is no class 'fish'; the classes are cat & dog"),
+        ("mspcaps_t", [], "name at least one picture|required"),
+        ("mspcaps_t_dr", ["a.png"], "mspcaps_t_dr cannot be explained: it uses dynamic routing"),
+        ("resnet20", ["a.png"], "resnet20 cannot be explained"),
+    ],
+)
+def test_the_command_refuses_with_a_sentence(name, words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (32, 32)).save("a.png")
+    assert main(["explain", str(weights(tmp_path / "w.safetensors", name)), *words]) == 2
+    err = capsys.readouterr().err
+    assert re.search(sentence, " ".join(err.split())) and "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_names_of_pages():
+    taken: set[str] = set()
+    assert [free_name(stem, taken) for stem in ("a", "a", "b", "a")] == ["a", "a-2", "b", "a-3"]

@@ -1,0 +1,208 @@
+"""Explanations against plain loops, sums that must come out, and sentences for what cannot be explained."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import mspcaps
+from mspcaps.capsules.routing.grouping import group_size
+from mspcaps.errors import MspcapsError
+from mspcaps.explain import Explanation, Node, explain
+from mspcaps.explain.blocks import run_routing
+
+NAMES = [
+    "mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_p3", "mspcaps_t_scale32", "mspcaps_t_scale16",
+    "mspcaps_t_scale8", "mspcaps_t_scale32_16",
+]  # fmt: skip
+SIZES = [("mspcaps_t", (32, 48)), ("mspcaps_t", (29, 21)), ("mspcaps_t_scale32_16", (16, 24))]
+CASES = [*((name, (32, 32)) for name in NAMES), *SIZES]
+
+
+def trained(name: str, size: tuple[int, int] = (32, 32), classes: int = 5) -> torch.nn.Module:
+    """Random weights, but statistics and positions that make the images matter."""
+    torch.manual_seed(0)
+    model = mspcaps.create_model(name, num_classes=classes, in_chans=3, img_size=size, mean=(0.4, 0.5, 0.6))
+    model.train()
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.rand(8, 3, *size))
+    return model.eval()
+
+
+def made(name: str = "mspcaps_t", size: tuple[int, int] = (32, 32), b: int = 2) -> tuple[torch.nn.Module, Explanation]:
+    model = trained(name, size)
+    return model, explain(model, torch.rand(b, 3, *size, generator=torch.Generator().manual_seed(1)))
+
+
+def nodes(root: Node, kind: str) -> list[Node]:
+    return [node for node in root.walk() if node.kind == kind]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_sums_come_out(name, size):
+    model, found = made(name, size)
+    torch.testing.assert_close(found.lengths, model(found.images).detach())
+    for block in found.blocks:
+        torch.testing.assert_close(block.couplings.sum(0), torch.ones_like(block.norms))
+        torch.testing.assert_close(block.contributions.sum(0), block.norms, rtol=1e-4, atol=1e-5)
+    shares = found.spread(found.contributions(1))
+    assert shares.shape == (2, *size)
+    torch.testing.assert_close(shares.sum((1, 2)), found.blocks[-1].norms[:, 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_the_heat_map_adds_up_to_what_the_image_has_over_a_blank_one(name, size):
+    _, found = made(name, size)
+    with torch.no_grad():
+        blank = run_routing(found.routing, found.blank)[-1].norms[0]
+    for label in (0, 3):
+        wanted = found.blocks[-1].norms[:, label] - blank[label]
+        torch.testing.assert_close(found.heat_map(label).sum((1, 2)), wanted, rtol=0.05, atol=0.02)
+
+
+def test_a_blank_image_has_an_empty_heat_map():
+    model = trained("mspcaps_t")
+    found = explain(model, torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1).expand(1, 3, 32, 32))
+    assert found.heat_map(0).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_rectangles_tile_the_image(name, size):
+    _, found = made(name, size, b=1)
+    for scale in found.scales:
+        covered = torch.zeros(size, dtype=torch.int64)
+        for index in range(scale.grid[0] * scale.grid[1]):
+            rect = scale.rect(index)
+            assert rect.area > 0
+            covered[rect.top : rect.bottom, rect.left : rect.right] += 1
+        rows, columns = (min(n * scale.cell, side) for n, side in zip(scale.grid, size, strict=True))
+        assert (covered[:rows, :columns] == 1).all()
+        assert covered.sum() == rows * columns  # patches of 3 drop the border
+        if "p3" not in name and size == (32, 32):
+            assert (rows, columns) == size
+        one = torch.zeros(1, scale.grid[0] * scale.grid[1])
+        one[0, -1] = 2.0
+        inside = scale.spread(one)[0, rect.top : rect.bottom, rect.left : rect.right]
+        torch.testing.assert_close(inside.sum(), torch.tensor(2.0))
+        assert (inside == inside[0, 0]).all()
+
+
+def best_by_loop(model: torch.nn.Module, u1: Tensor, u2: Tensor, block: int, j: int, k: int) -> int:
+    """The number of the fine capsule under k that agrees most with it, for one image: the paper's words in loops."""
+    routing = model.routing[block]
+    (rows, columns), (high, wide) = routing.fine, routing.coarse
+    r, c = rows // high, columns // wide
+    vote = u2[k] @ routing.w2[k, :, j]
+    best, found = -float("inf"), -1
+    for row in range(r):
+        for column in range(c):
+            number = (k // wide * r + row) * columns + k % wide * c + column
+            weights = routing.w2[k] if routing.w1 is None else routing.w1[k * r * c + row * c + column]
+            agreement = float((u1[number] @ weights[:, j]) @ vote) / routing.d_out**0.5
+            if agreement > best:
+                best, found = agreement, number
+    return found
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p3", "mspcaps_t_scale32_16"])
+@torch.no_grad()
+def test_the_tree_follows_the_same_winners_as_plain_loops(name):
+    model, found = made(name)
+    u, label = model.forward_primary(found.images), 2
+    root = found.tree(1, label)
+    deep = len(model.routing) == 2
+    top = [model.routing[0](u[0], u[1]), u[2]] if deep else [u[0], u[-1]]
+    for coarse in root.children:
+        (below,) = coarse.children
+        assert below.index == best_by_loop(model, top[0][1], top[1][1], len(model.routing) - 1, label, coarse.index)
+        for mid in below.children:
+            (fine,) = mid.children
+            assert fine.index == best_by_loop(model, u[0][1], u[1][1], 0, below.index, mid.index)
+    assert bool(nodes(root, "middle")) == deep
+
+
+def test_nodes_know_where_they_are():
+    model, found = made("mspcaps_t", (32, 48))
+    root = found.tree(0)
+    assert root.index == int(model(found.images)[0].argmax())
+    assert sum(node.contribution for node in root.children) == pytest.approx(root.length, rel=1e-4)
+    assert sum(node.coupling for node in root.children) == pytest.approx(1, rel=1e-5)
+    assert [node.contribution for node in root.children] == sorted(
+        (n.contribution for n in root.children), reverse=True
+    )
+    for middle in nodes(root, "middle"):
+        assert middle.rect is None
+        assert sum(node.contribution for node in middle.children) == pytest.approx(middle.length, rel=1e-4)
+    effects = found.effects(root.index)
+    for node in nodes(root, "patch"):
+        side = 4 * 2**node.scale
+        row, column = node.place
+        assert node.rect == (row * side, column * side, (row + 1) * side, (column + 1) * side)
+        assert node.effect == pytest.approx(float(effects[node.scale][0, node.index]), rel=1e-3, abs=1e-5)
+    assert {node.scale for node in nodes(root, "patch")} == {0, 1, 2}
+    assert len(root.children) == 6
+    assert group_size(model.routing[0].fine, model.routing[0].coarse) == found.blocks[0].agreements.shape[2]
+
+
+def test_permuting_the_classes_permutes_the_explanation():
+    model, found = made()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        model.routing[1].w2.copy_(model.routing[1].w2[:, :, order])
+    again = explain(model, found.images)
+    torch.testing.assert_close(again.lengths, found.lengths[:, order])
+    for new, old in enumerate(order.tolist()):
+        torch.testing.assert_close(again.heat_map(new), found.heat_map(old), rtol=1e-3, atol=1e-6)
+        ours, theirs = again.tree(0, new), found.tree(0, old)
+        assert [node.index for node in ours.walk()][1:] == [node.index for node in theirs.walk()][1:]
+
+
+def test_classes_by_name_and_images_by_themselves():
+    model = trained("mspcaps_t")
+    model.about = {"classes": ["a", "b", "c", "d", "e"]}
+    x = torch.rand(3, 3, 32, 32)
+    found = explain(model, x)
+    torch.testing.assert_close(found.heat_map("c"), found.heat_map(2))
+    winners = found.ranking[:, 0]
+    for i in range(3):
+        alone = explain(model, x[i : i + 1]).heat_map(int(winners[i]))[0]
+        torch.testing.assert_close(found.heat_map(winners)[i], alone, rtol=1e-3, atol=1e-6)
+    with pytest.raises(MspcapsError, match="no class 'f'; the classes are a, b"):
+        found.heat_map("f")
+    with pytest.raises(MspcapsError, match="numbered 0 to 4"):
+        found.tree(0, 5)
+
+
+def test_the_model_is_left_as_it_was():
+    model = trained("mspcaps_t").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = explain(model, torch.rand(2, 3, 32, 32))
+    found.heat_map(0)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "sentence"),
+    [
+        ("mspcaps_t_dr", torch.rand(1, 3, 32, 32), "mspcaps_t_dr cannot be explained: it uses dynamic routing"),
+        ("resnet20", torch.rand(1, 3, 32, 32), "resnet20 cannot be explained: .* and it has none"),
+        ("mspcaps_t", torch.rand(1, 1, 32, 32), "takes images of 3 x 32 x 32 .*not 1 x 32 x 32"),
+        ("mspcaps_t", torch.rand(3, 32, 32), r"shape \[b, c, h, w\]"),
+        ("mspcaps_t", torch.zeros(0, 3, 32, 32), "b at least 1"),
+        ("mspcaps_t", torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "divide bytes by 255"),
+        ("mspcaps_t", torch.full((1, 3, 32, 32), 7.0), r"numbers in \[0, 1\]"),
+        ("mspcaps_t", torch.full((1, 3, 32, 32), float("nan")), r"numbers in \[0, 1\]"),
+    ],
+)
+def test_what_cannot_be_explained_gets_a_sentence(name, x, sentence):
+    model = mspcaps.create_model(name)
+    with pytest.raises(MspcapsError, match=sentence):
+        mspcaps.explain(model, x)
+
+
+def test_the_name_is_callable_whatever_was_imported_first():
+    import mspcaps.explain.page  # binds mspcaps.explain to the package where it was not used before
+
+    assert isinstance(mspcaps.explain(trained("mspcaps_t_scale16"), torch.rand(1, 3, 32, 32)), Explanation)

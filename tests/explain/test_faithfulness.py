@@ -1,0 +1,121 @@
+"""Deletion and insertion curves against hand-computed ones, and figures that only come from files."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import mspcaps
+from mspcaps.data import ImageSet
+from mspcaps.errors import MspcapsError
+from mspcaps.explain.faithfulness import METHODS, Setting, area, cell_sums, curve, measure, ranks, write_result
+from mspcaps.explain.tables import BEGIN, EMPTY, END, block, with_block
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = torch.tensor([[1.0, 2.0], [0.0, 4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1) / 4
+
+
+def linear(x: Tensor) -> Tensor:
+    """Class 1 is a weighted sum of the pixels: the four 2 x 2 cells weigh 1, 2, 0 and 4. Class 0 is nothing."""
+    return torch.stack([torch.zeros(len(x)), (x[:, 0] * WEIGHTS).sum((1, 2))], 1)
+
+
+@pytest.mark.parametrize(
+    ("heat", "deletion", "insertion"),
+    [
+        (WEIGHTS, [7, 3, 1, 0, 0], [0, 4, 6, 7, 7]),  # the truth
+        (-WEIGHTS, [7, 7, 6, 4, 0], [0, 0, 1, 3, 7]),  # its opposite
+    ],
+)
+def test_curves_of_a_linear_model_are_those_computed_by_hand(heat, deletion, insertion):
+    x, labels, setting = torch.ones(1, 1, 4, 4), torch.tensor([1]), Setting(cell=2, per_step=1)
+    rank = ranks(cell_sums(heat[None], 2))
+    covered = torch.zeros_like(x)
+    for insert, wanted in ((False, deletion), (True, insertion)):
+        found = curve(linear, x, labels, rank, covered, setting, insert)
+        torch.testing.assert_close(found[0], torch.tensor(wanted, dtype=torch.float32))
+        by_hand = sum((a + b) / 2 for a, b in pairwise(wanted)) / 4
+        assert area(found, 4, 1).item() == pytest.approx(by_hand)
+
+
+def test_the_last_step_may_be_shorter():
+    x, labels = torch.ones(1, 1, 4, 4), torch.tensor([1])
+    rank = ranks(cell_sums(WEIGHTS[None], 2))
+    found = curve(linear, x, labels, rank, torch.zeros_like(x), Setting(cell=2, per_step=3), False)
+    assert found.tolist() == [[7.0, 0.0, 0.0]]
+    assert area(found, 4, 3).item() == pytest.approx(7 / 2 * 3 / 4)
+
+
+def test_ranks_break_ties_by_chance_not_by_place():
+    assert ranks(torch.tensor([[0.1, 0.9, 0.5]])).tolist() == [[2, 0, 1]]
+    first = ranks(torch.zeros(1, 64))[0]
+    assert sorted(first.tolist()) == list(range(64))
+    assert first.tolist() != list(range(64))
+    assert torch.equal(first, ranks(torch.zeros(1, 64))[0])
+
+
+def test_what_does_not_fit_gets_a_sentence():
+    with pytest.raises(MspcapsError, match="cells of 5 pixels do not tile images of 32 x 32"):
+        cell_sums(torch.zeros(1, 32, 32), 5)
+    with pytest.raises(MspcapsError, match="mean or blur, not 'black'"):
+        Setting(fill="black").covered(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 1))
+
+
+def tiny() -> tuple[torch.nn.Module, ImageSet]:
+    torch.manual_seed(0)
+    model = mspcaps.create_model("mspcaps_t_scale16", num_classes=3, in_chans=1, img_size=16).eval()
+    images = torch.randint(256, (5, 1, 16, 16), dtype=torch.uint8)
+    return model, ImageSet(images, torch.tensor([0, 1, 2, 0, 1]), ("a", "b", "c"), "toy")
+
+
+def test_measuring_is_repeatable_and_whole():
+    model, data = tiny()
+    settings = [Setting(8, "mean", 1), Setting(4, "blur", 8)]
+    calls: list[tuple[int, int]] = []
+    found = measure(model, data, settings, batch_size=3, progress=lambda done, of: calls.append((done, of)))
+    assert found == measure(model, data, settings, batch_size=3)
+    assert calls[-1][0] == calls[-1][1] == len(calls)
+    for setting in found:
+        assert set(setting["methods"]) == set(METHODS)
+        starts = {m["deletion"]["curve"][0] for m in setting["methods"].values()}
+        ends = {m["insertion"]["curve"][-1] for m in setting["methods"].values()}
+        assert starts == ends and len(starts) == 1, (
+            "every deletion begins, and every insertion ends, at the whole image"
+        )
+        assert setting["methods"]["random"]["deletion"]["less_random"] == [0, 0]
+    with pytest.raises(MspcapsError, match="at least two images"):
+        measure(model, data.subset(slice(0, 1)), settings)
+
+
+def test_the_page_has_its_figures_from_files_only(tmp_path):
+    model, data = tiny()
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert EMPTY in with_block(text, tmp_path / "none", "page")
+    entry = {
+        "model": "m", "dataset": "toy", "split": "test", "n": 5, "images": "all", "random_seeds": [0, 1, 2],
+        "commit": "0123456789", "weights_sha256": "abcdef0123", "device": "a CPU",
+        "settings": measure(model, data, [Setting(8, "mean", 1)]),
+    }  # fmt: skip
+    write_result(tmp_path / "m-toy.json", entry)
+    new = with_block(text, tmp_path, "page")
+    assert new.startswith("before\n") and new.endswith("after\n") and "old" not in new
+    auc = entry["settings"][0]["methods"]["part_whole"]["deletion"]["auc"][0]
+    assert f"| part-whole heat map | {auc:.3f}" in new and "n = 5" in new
+    assert with_block(new, tmp_path, "page") == new
+    (tmp_path / "bad.json").write_text(json.dumps({"settings": []}))
+    with pytest.raises(MspcapsError, match=r"bad\.json is not a measurement"):
+        block(tmp_path)
+    with pytest.raises(MspcapsError, match="page must hold"):
+        with_block("nothing", tmp_path, "page")
+
+
+def test_docs_say_what_the_results_say():
+    page = ROOT / "docs" / "explain.md"
+    text = page.read_text(encoding="utf-8")
+    assert with_block(text, ROOT / "results" / "explain", str(page)) == text, "run docs/make_explain.py"
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).is_file(), target
