@@ -19,7 +19,7 @@ from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import TRITON
-from mspcaps.kernels.backbone import backbone
+from mspcaps.kernels.backbone import backbone, supported
 from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
 from mspcaps.models.registry import register_model
 
@@ -128,13 +128,22 @@ class MSPCaps(nn.Module):
             return self.routing[0](u[0], u[-1])
         return self.routing[1](self.routing[0](u[0], u[1]), u[2])
 
-    def runs_fused(self, x: Tensor) -> bool:
-        """When training on a GPU the backbone is one operator with a hand-written backward; the modules define it."""
-        return self.training and x.is_cuda and TRITON and all(type(layer.bn) is BatchNorm for layer in self.layers())
-
     def layers(self) -> list[ConvBN]:
         """All convolutions of the backbone in order."""
         return [layer for block in self.blocks for layer in block.layers()]  # type: ignore[operator]
+
+    def pooled_layers(self) -> list[bool]:
+        """For each of them: whether its map becomes capsules."""
+        depth = len(self.layers()) // len(self.blocks)
+        return [i % depth == depth - 1 and i // depth in self.scales for i in range(len(self.layers()))]
+
+    def runs_fused(self, x: Tensor) -> bool:
+        """When training on a GPU the backbone is one operator with a hand-written backward; the modules define it."""
+        layers = self.layers()
+        if not (self.training and x.is_cuda and TRITON and all(type(layer.bn) is BatchNorm for layer in layers)):
+            return False
+        widths, strides = [layer.conv.out_channels for layer in layers], [layer.conv.stride[0] for layer in layers]
+        return supported(x, widths, strides, self.pooled_layers(), self.patch)
 
     def fused_averages(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the patch averages [b, n_i, c_i] of every scale in use, finest first."""
@@ -149,7 +158,7 @@ class MSPCaps(nn.Module):
             [layer.bn.running_var for layer in layers],  # type: ignore[misc]
             strides=[layer.conv.stride[0] for layer in layers],
             shortcuts=[i % depth > 0 for i in range(len(layers))],
-            pools=[i % depth == depth - 1 and i // depth in self.scales for i in range(len(layers))],
+            pools=self.pooled_layers(),
             patch=self.patch,
         )
 
