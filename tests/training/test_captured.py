@@ -50,7 +50,7 @@ def test_captured_equals_eager() -> None:
 
 
 def test_neighbours_do_not_disturb_each_other() -> None:
-    """Graphs that share a cuBLAS workspace train on corrupted gradients as soon as they run side by side."""
+    """Graphs that share a cuBLAS workspace could corrupt each other's gradients when they run side by side."""
     alone = make("captured")
     alone.capture()
     want = losses(alone, 12)

@@ -80,7 +80,7 @@ def inference_notes(result: dict[str, Any]) -> list[str]:
 
 
 def busy_note(environment: dict[str, Any]) -> list[str]:
-    """Seen on two cores: one other process made a step ten times as long and halved one ratio."""
+    """On a busy machine not even the ratios hold."""
     load = environment["load_before"]
     return [f"others were computing here (load {load}): measure again when it is idle"] if environment["busy"] else []
 

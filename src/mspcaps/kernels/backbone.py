@@ -182,7 +182,7 @@ backbone_forward.register_autograd(gradients, setup_context=save)
 class SideStream:
     """A second stream for work that nobody waits for before the end: in a captured CUDA graph the weight gradients
     become a branch of their own. Outside of a capture everything runs in order: cuDNN times its algorithms then, and
-    would choose badly with neighbours on the GPU."""
+    neighbours on the GPU could mislead it."""
 
     streams: dict[torch.device, torch.cuda.Stream] = {}  # noqa: RUF012, one per device for good
 
@@ -233,7 +233,7 @@ def patch_weight_gradient(dy: Tensor, patches: Tensor, weight: Tensor) -> Tensor
     """One product per image, so that it splits over the batch instead of being one long thin product; then the sum."""
     o, c = weight.shape[:2]
     per_image = torch.bmm(dy.flatten(1, 2).transpose(1, 2), patches)  # [b, o, k]
-    # The sum over the images as a product: a reduction kernel takes three times as long.
+    # The sum over the images as a product, in place of a separate reduction.
     total = per_image.new_ones(1, len(dy)) @ per_image.flatten(1)
     return total.view(o, -1)[:, : 9 * c].reshape(o, 3, 3, c).permute(0, 3, 1, 2)
 

@@ -35,7 +35,7 @@ def power_of_two(n: int) -> int:
 def summing_grid(rows: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid and tile of the kernels that sum over rows: about PROGRAMS of them, each walking over several tiles.
 
-    Tiles of 2048 were the fastest of 48 settings timed on an H200.
+    Tiles of 2048 were among the fastest at four sizes of T and L, timed alone on an H200.
     """
     cb = min(power_of_two(c), CHANNELS)
     blocks, rb = -(-c // cb), 2048 // cb

@@ -2,8 +2,7 @@
 
 Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and channels.
 Sums over the rows are added up atomically, a few hundred additions per channel, and the kernel that follows turns them
-into what it needs: a last program that adds up partial sums took as long as the pass itself, and its registers kept
-other kernels off the multiprocessor.
+into what it needs. A last program that adds up partial sums would make results repeatable to the bit, but took longer.
 """
 
 # mypy: disable-error-code="no-untyped-def"

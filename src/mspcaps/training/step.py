@@ -92,8 +92,8 @@ def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cud
     """`work` as a CUDA graph that may run beside other graphs of this process.
 
     cuBLAS keeps one workspace per thread and stream, and every backward pass runs in the same thread: graphs recorded
-    one after the other would share it, and corrupt each other's products when they run at the same time. So each graph
-    begins with no workspace, gets one in its own memory, and leaves none behind.
+    one after the other would share it, and can corrupt each other's products when they run at the same time. So each
+    graph begins with no workspace, gets one in its own memory, and leaves none behind.
     """
     forget_workspaces = torch._C._cuda_clearCublasWorkspaces
     forget_workspaces()
