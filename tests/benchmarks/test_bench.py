@@ -25,7 +25,7 @@ SMALL = Task(batch_size=8, img_size=16, num_classes=3, images=24)
 
 @pytest.fixture(scope="module")
 def trained() -> dict:
-    return bench_train("mspcaps_t", CPU, batch_size=4, quick=True)
+    return bench_train("mspcaps_t", CPU, batch_size=4, scaling=True, quick=True)
 
 
 def test_the_reference_computes_what_ours_computes():

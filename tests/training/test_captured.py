@@ -9,6 +9,8 @@ from mspcaps.training.plan import Plan
 from mspcaps.training.step import Form, Step
 from mspcaps.training.trainer import make_step
 
+EPOCHS = 8
+CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs, whose sums are in another order, differ by up to 0.003
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -44,22 +46,22 @@ def losses(step: Step, epochs: int) -> list[float]:
 def test_captured_equals_eager() -> None:
     eager, captured = make("eager"), make("captured")
     captured.capture()
-    a, b = losses(eager, 12), losses(captured, 12)
-    assert a[-1] < 0.5 * a[0]
-    assert max(abs(x - y) / x for x, y in zip(a, b, strict=True)) < 0.05
+    a, b = losses(eager, EPOCHS), losses(captured, EPOCHS)
+    assert a[-1] < 0.1 * a[0]
+    assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < CLOSE
 
 
 def test_neighbours_do_not_disturb_each_other() -> None:
     """Graphs that share a cuBLAS workspace could corrupt each other's gradients when they run side by side."""
     alone = make("captured")
     alone.capture()
-    want = losses(alone, 12)
+    want = losses(alone, EPOCHS)
     steps = [make("captured") for _ in range(4)]
     for step in steps:
         step.capture()
     streams = [torch.cuda.Stream() for _ in steps]
     totals = [[] for _ in steps]
-    for epoch in range(12):
+    for epoch in range(EPOCHS):
         for step in steps:
             step.plan.begin(epoch)
             step.loss_sum.zero_()
@@ -72,4 +74,4 @@ def test_neighbours_do_not_disturb_each_other() -> None:
         for step, total in zip(steps, totals, strict=True):
             total.append(step.loss_sum.item() / step.plan.steps)
     for total in totals:
-        assert max(abs(x - y) / x for x, y in zip(want, total, strict=True)) < 0.05
+        assert max(abs(x - y) for x, y in zip(want, total, strict=True)) < CLOSE

@@ -24,13 +24,14 @@ def training_tables(result: dict[str, Any], size_of: Callable[[int], str]) -> li
         ))  # fmt: skip
     tables: list[Table] = [(head, rows)]
     grown: Rows = []
-    for axis, points in result["scaling"].items():
+    for axis, points in result.get("scaling", {}).items():
         first = points[0]["ms_per_step"]["median"]
         for point in points:
             ms = point["ms_per_step"]["median"]
             what = f"{axis.replace('_', ' ')} {point[axis]}"
             grown.append((what, number(ms), f"{ms / first:.2f} x", f"{point['images_per_second']:,.0f}"))
-    tables.append((("cost of ours", "ms per step", "of the first", "images/s"), grown))
+    if grown:
+        tables.append((("cost of ours", "ms per step", "of the first", "images/s"), grown))
     if packed := result.get("packed"):
         row = (
             f"{packed['runs']} side by side", number(packed["ms_per_step_alone"]["median"]),

@@ -51,7 +51,7 @@ def bench_train(
     quick: bool = False,
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure; `scaling` looks at all sizes and not only at a few, `packed` runs so many of ours side by side."""
+    """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side."""
     device = device or torch.device("cpu")
     check(device, batch_size, packed)
     if device.type == "cuda":
@@ -64,7 +64,8 @@ def bench_train(
     }  # fmt: skip
     task = Task(batch_size, images=2 * batch_size if quick else max(CIFAR10.train, batch_size))
     result |= compare(model, other, task, device, effort, quick, say)
-    result["scaling"] = grow(model, device, effort, points(task, scaling, quick), say)
+    if scaling:
+        result["scaling"] = grow(model, device, effort, points(task, quick), say)
     if packed:
         result["packed"] = pack(model, task, device, effort, packed, say)
     return result
@@ -140,15 +141,13 @@ def describe(
     }
 
 
-def points(task: Task, full: bool, quick: bool) -> dict[str, list[Task]]:
+def points(task: Task, quick: bool) -> dict[str, list[Task]]:
     """What grows -> the tasks along it, the smallest first."""
     small = replace(task, images=2 * task.batch_size if quick else 16 * task.batch_size)
     if quick:
         sizes, batches, classes = [32, 48], [task.batch_size, 2 * task.batch_size], [10, 20]
-    elif full:
-        sizes, batches, classes = [32, 64, 96], [32, 64, 128, 256, 512, 1024], [10, 100]
     else:
-        sizes, batches, classes = [32, 64], [32, 128, 512], [10, 100]
+        sizes, batches, classes = [32, 64, 96], [32, 128, 512], [10, 100]
     return {
         "image_size": [replace(small, img_size=size) for size in sizes],
         "batch_size": [replace(small, batch_size=b, images=small.images // task.batch_size * b) for b in batches],

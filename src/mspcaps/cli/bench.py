@@ -27,7 +27,7 @@ def bench(
         what: Training steps, or answers.
         model: Name of a model, as `mspcaps models` shows it.
         batch_size: Images per step, by default 128; of inference the largest batch that is tried.
-        scaling: Training: look at more image sizes and batches.
+        scaling: Training: also measure how the cost grows with image size, batch and classes.
         packed: Training on a GPU: also run so many side by side, as a sweep does.
         quick: A few steps only: shows that everything works, measures nothing.
         device: cpu or cuda; by default the GPU if there is one.
