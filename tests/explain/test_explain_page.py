@@ -102,7 +102,7 @@ def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
     [
         ("mspcaps_t", ["a.png", "--class", "fish"], "there is no class 'fish'; the classes are cat & dog"),
         ("mspcaps_t", [], "name at least one picture|required"),
-        ("mspcaps_t_dr", ["a.png"], "mspcaps_t_dr cannot be explained: it uses dynamic routing"),
+        ("mspcaps_t_dr", ["a.png"], "mspcaps_t_dr cannot be explained: explanations follow cross-agreement routing"),
         ("resnet20", ["a.png"], "resnet20 cannot be explained"),
     ],
 )

@@ -28,6 +28,7 @@ PARAMETERS = {  # shared/spec/mspcaps.md, section 2: 3 x 32 x 32, 10 classes
     "mspcaps_l_p3": 13_702_704,
     "mspcaps_l_dr": 14_691_312,
 }
+CONTROLS = {"mspcaps_t_self": 344_320, "mspcaps_t_mean": 344_320, "mspcaps_t_linear": 287_456 + 3584 * 10 + 10}
 PRINTED = {  # what the paper's tables show; it truncates
     "mspcaps_t": "344.3K", "mspcaps_t_unshared": "557.3K", "mspcaps_t_p2": "899.3K", "mspcaps_t_p3": "388.7K",
     "mspcaps_t_scale32": "92.9K", "mspcaps_t_scale16": "86.9K", "mspcaps_t_scale8": "293.6K",
@@ -50,7 +51,20 @@ def count(model):
 
 
 def test_every_registered_variant_has_its_row():
-    assert list_models("mspcaps*") == sorted(PARAMETERS) == sorted(PRINTED)
+    assert list_models("mspcaps*") == sorted([*PARAMETERS, *CONTROLS]) and PARAMETERS.keys() == PRINTED.keys()
+
+
+@pytest.mark.parametrize(("name", "params"), CONTROLS.items())
+def test_controls_keep_the_backbone(name, params):
+    """Same initial backbone as mspcaps_t, only the head differs; and every weight gets a gradient."""
+    torch.manual_seed(0)
+    paper = create_model("mspcaps_t").state_dict()
+    torch.manual_seed(0)
+    model = create_model(name)
+    assert count(model) == params
+    assert all(torch.equal(t, paper[key]) for key, t in model.state_dict().items() if key.startswith("blocks."))
+    model.loss(model(torch.rand(4, 3, 32, 32)), torch.arange(4)).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

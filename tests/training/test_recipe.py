@@ -1,5 +1,6 @@
 """Recipes: every file is valid, bad ones are refused with a sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def test_paper_recipes_are_the_papers(name: str) -> None:
 
 def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
     names = [name for name in list_recipes() if name.startswith("paper/")]
-    variants = list_models("mspcaps_*")
+    controls = {Path(name).name for name in list_recipes() if name.startswith("controls/")}
+    variants = set(list_models("mspcaps_*")) - controls
     assert len(names) == 20 and {f"paper/cifar10/{variant}" for variant in variants} <= set(names)
 
 
@@ -59,6 +61,13 @@ def test_the_papers_sweeps_hold_every_row_once() -> None:
     runs = [r for name in ("tables", "ablations") for r in load_sweep(recipe_folder() / "sweeps" / f"{name}.toml")]
     assert {f"paper/{r.data}/{r.model}" for r in runs} == {n for n in list_recipes() if n.startswith("paper/")}
     assert len({(r.data, r.model, r.seed) for r in runs}) == len(runs) == 50
+
+
+def test_the_controls_follow_the_papers_recipe() -> None:
+    runs = load_sweep(recipe_folder() / "sweeps" / "controls.toml")
+    assert {r.model for r in runs} == {"mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear"} and len(runs) == 9
+    paper = load_recipe("paper/cifar10/mspcaps_t")
+    assert all(replace(r, model=paper.model, seed=0) == paper for r in runs)
 
 
 def test_sweep_files(tmp_path: Path) -> None:

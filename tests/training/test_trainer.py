@@ -19,6 +19,7 @@ from mspcaps.models.pretrained import load_model
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.plan import StreamingPlan
 from mspcaps.training.sweep import run_sweep
+from mspcaps.training.trainer import load_images
 
 CPU = torch.device("cpu")
 
@@ -47,6 +48,19 @@ def finished(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     folder = tmp_path_factory.mktemp("finished")
     result = train(recipe_for(tiny_npz), "cpu", out=folder, results=folder / "results")
     return result.recipe, result.folder, result.entry
+
+
+def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tmp_path: Path) -> None:
+    whole, _ = load_images(recipe_for(tiny_npz), CPU)
+    kept, held = load_images(recipe_for(tiny_npz, held_out=20, seed=1), CPU)
+    again, _ = load_images(recipe_for(tiny_npz, held_out=20, seed=2), CPU)
+    assert len(held) == 20 and torch.equal(kept.images, again.images), "the same ones whatever the seed"
+    pixels = sorted(tuple(image.flatten().tolist()) for image in [*kept.images, *held.images])
+    assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)
+    entry = train(recipe_for(tiny_npz, held_out=20, epochs=1), "cpu", out=tmp_path, results=tmp_path / "r").entry
+    assert entry["measured_on"] == "20 held-out training images" and entry["accuracy"]["last"] % 5 == 0
+    with pytest.raises(MspcapsError, match=r"held_out is 100000, but bars has \d+ images"):
+        load_images(recipe_for(tiny_npz, held_out=100_000), CPU)
 
 
 def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, dict]) -> None:

@@ -2,7 +2,21 @@
 
 from mspcaps.capsules.losses import margin_loss
 from mspcaps.capsules.patchify import PatchifyCaps
-from mspcaps.capsules.routing import CrossAgreementRouting, DynamicRouting
+from mspcaps.capsules.routing import (
+    CrossAgreementRouting,
+    DynamicRouting,
+    MeanAgreementRouting,
+    SelfAgreementRouting,
+)
 from mspcaps.capsules.squash import length, squash
 
-__all__ = ["CrossAgreementRouting", "DynamicRouting", "PatchifyCaps", "length", "margin_loss", "squash"]
+__all__ = [
+    "CrossAgreementRouting",
+    "DynamicRouting",
+    "MeanAgreementRouting",
+    "PatchifyCaps",
+    "SelfAgreementRouting",
+    "length",
+    "margin_loss",
+    "squash",
+]

@@ -36,7 +36,7 @@ class Reading:
     accuracy: float | None  # percent, after the last whole epoch
 
     def __str__(self) -> str:
-        accuracy = "" if self.accuracy is None else f"  test accuracy {self.accuracy:.2f} %"
+        accuracy = "" if self.accuracy is None else f"  accuracy {self.accuracy:.2f} %"
         return (
             f"epoch {self.epoch}/{self.epochs}  {100 * self.steps / self.of_steps:3.0f} %  {self.rate:,.0f} images/s  "
             f"{clock(self.left)} left  loss {self.loss:.4f}{accuracy}"

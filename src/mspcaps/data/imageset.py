@@ -50,6 +50,13 @@ class ImageSet:
     def subset(self, index: Tensor | slice) -> "ImageSet":
         return replace(self, images=self.images[index], labels=self.labels[index])
 
+    def split(self, held_out: int) -> tuple["ImageSet", "ImageSet"]:
+        """-> the rest, `held_out` images of it: always the same ones, drawn once and for all."""
+        if not 0 < held_out < len(self):
+            raise MspcapsError(f"held_out is {held_out}, but {self.name} has {len(self):,} images to hold out from")
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).to(self.images.device)
+        return self.subset(order[held_out:].sort().values), self.subset(order[:held_out].sort().values)
+
     def resized(self, size: tuple[int, int]) -> "ImageSet":
         """Bilinear, antialiased when it shrinks, rounded back to uint8, in blocks that keep the float copy small."""
         if size == self.size:

@@ -117,10 +117,10 @@ def explainable(model: nn.Module) -> MSPCaps:
         raise MspcapsError(
             f"{name} cannot be explained: explanations follow the cross-agreement routing of MSPCaps, and it has none"
         )
-    if not all(isinstance(routing, CrossAgreementRouting) for routing in model.routing):
+    if not len(model.routing) or any(type(routing) is not CrossAgreementRouting for routing in model.routing):
         raise MspcapsError(
-            f"{name} cannot be explained: it uses dynamic routing, and explanations follow cross-agreement routing, "
-            "as in mspcaps_t"
+            f"{name} cannot be explained: explanations follow cross-agreement routing, as in mspcaps_t, and it has "
+            "something else in its place"
         )
     return model
 

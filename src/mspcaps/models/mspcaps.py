@@ -6,7 +6,7 @@ prints; vote weights start from N(0, 1 / d_in), positions from N(0, 0.02^2), eve
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +63,8 @@ class ResidualBlock(nn.Module):
 class MSPCaps(nn.Module):
     """Backbone -> PatchifyCaps per scale -> routing from fine to coarse -> class capsules [b, num_classes, d_out]."""
 
-    loss = staticmethod(margin_loss)  # what it is trained with, on scores and labels
+    loss: Callable[..., Tensor] = staticmethod(margin_loss)  # what it is trained with, on scores and labels
+    routing_block: type[CrossAgreementRouting] = CrossAgreementRouting
 
     def __init__(
         self,
@@ -96,13 +97,11 @@ class MSPCaps(nn.Module):
             n2, n3 = grids[1][0] * grids[1][1], grids[2][0] * grids[2][1]
             n_mid = n3 * (n2 // n3)
             fine, coarse = middle_grids(n_mid, grids[2])
-            first = CrossAgreementRouting(grids[0], dims[0], grids[1], dims[1], n_mid, config.d_mid, shared)
-            second = CrossAgreementRouting(fine, config.d_mid, coarse, dims[2], num_classes, config.d_out, shared)
+            first = self.routing_block(grids[0], dims[0], grids[1], dims[1], n_mid, config.d_mid, shared)
+            second = self.routing_block(fine, config.d_mid, coarse, dims[2], num_classes, config.d_out, shared)
             self.routing = nn.ModuleList([first, second])
         else:  # one block straight to the classes; a single scale meets itself
-            routing = CrossAgreementRouting(
-                grids[0], dims[0], grids[-1], dims[-1], num_classes, config.d_mid, shared
-            )  # fmt: skip
+            routing = self.routing_block(grids[0], dims[0], grids[-1], dims[-1], num_classes, config.d_mid, shared)
             self.routing = nn.ModuleList([routing])
 
     def forward_features(self, x: Tensor) -> list[Tensor]:

@@ -40,11 +40,13 @@ class Recipe:
     """Side of the square images the model sees; by default what the data set says."""
     augment: Augmentation | None = None
     """Training augmentation; by default the data set's own."""
+    held_out: int = 0
+    """Training images kept back to measure on in place of the test set: settings are chosen on those."""
     seed: int = 0
     """Decides initial weights, order of images and augmentation."""
 
     def __post_init__(self) -> None:
-        for field, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("seed", 0)):
+        for field, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
             if getattr(self, field) < least:
                 raise MspcapsError(f"{field} is {getattr(self, field)}, but must be at least {least}")
         for field in ("lr", "weight_decay", "min_lr", "warmup_start"):

@@ -21,7 +21,7 @@ from mspcaps.training.ledger import entry_path, read_entry
 from mspcaps.training.recipe import Recipe, load_recipe, override
 from mspcaps.training.trainer import Listener, Trainer
 
-FILLS_A_GPU = 150e6  # multiply-adds per image taken to fill a GPU at batch 128; `mspcaps bench train --packed` tells
+FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
 Report = Callable[[str], None]
 
 

@@ -55,7 +55,7 @@ class Epoch:
     epoch: int  # 1, 2, ...
     lr: float
     loss: float  # mean over the epoch's steps
-    accuracy: float  # percent of the test set
+    accuracy: float  # percent of the test set, or of what is held out
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,7 @@ class Trainer:
                 "loss": [round(row.loss, 6) for row in self.history],
                 "accuracy": [round(row.accuracy, 4) for row in self.history],
             },
+            "measured_on": f"{self.recipe.held_out:,} held-out training images" if self.recipe.held_out else "test",
             "seconds": {
                 "train": round(seconds, 2),
                 "per_epoch": round(seconds / self.recipe.epochs, 4),
@@ -291,6 +292,16 @@ def choose_device(name: str | None = None) -> torch.device:
 
 
 def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
+    """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
+    train, test = load_splits(recipe, device)
+    if not recipe.held_out:
+        return train, test
+    if not isinstance(train, ImageSet):
+        raise MspcapsError(f"held_out needs a data set that fits into memory, and {recipe.dataset} does not")
+    return train.split(recipe.held_out)
+
+
+def load_splits(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
     """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
     path = Path(recipe.data).expanduser()
     wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None

@@ -1,0 +1,73 @@
+"""What the routing of MSPCaps is worth: MSPCaps-T with something else in the place of cross-agreement routing.
+
+Not in the paper. Backbone and scales are those of mspcaps_t in all three.
+Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self and mspcaps_t_mean 344,320 as mspcaps_t; mspcaps_t_linear 323,306.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting
+from mspcaps.models.mspcaps import TINY, Config, MSPCaps
+from mspcaps.models.registry import register_model
+
+
+class SelfAgreement(MSPCaps):
+    """Every vote is weighed by its agreement with all the others, whatever its scale."""
+
+    routing_block = SelfAgreementRouting
+
+
+class MeanAgreement(MSPCaps):
+    """A coarse capsule is weighed by its mean agreement with the fine ones below it."""
+
+    routing_block = MeanAgreementRouting
+
+
+class LinearHead(MSPCaps):
+    """No capsules: one linear layer on the patch averages of all scales, trained with cross-entropy."""
+
+    loss = staticmethod(F.cross_entropy)
+
+    def __init__(self, config: Config, num_classes: int, in_chans: int, img_size: tuple[int, int],
+                 mean: Sequence[float], std: Sequence[float]) -> None:  # fmt: skip
+        super().__init__(config, num_classes, in_chans, img_size, mean, std)
+        features = sum(
+            rows * columns * config.widths[i] for i, (rows, columns) in zip(self.scales, self.grids, strict=True)
+        )
+        self.patchify = nn.ModuleList()
+        self.head = nn.Linear(features, num_classes)
+
+    def build_routing(self, config: Config, num_classes: int) -> None:
+        self.routing = nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """-> class scores [b, num_classes], before the softmax."""
+        if self.runs_fused(x):
+            averages = self.fused_averages(x)
+        else:
+            maps = self.forward_features(x)
+            averages = [F.avg_pool2d(maps[i], self.patch).permute(0, 2, 3, 1).flatten(1, 2) for i in self.scales]
+        return self.head(torch.cat([u.flatten(1) for u in averages], dim=1))
+
+    def forward_capsules(self, x: Tensor) -> Tensor:
+        raise NotImplementedError("a linear head has no capsules")
+
+
+@register_model
+def mspcaps_t_self(**task: Any) -> SelfAgreement:
+    return SelfAgreement(TINY, **task)
+
+
+@register_model
+def mspcaps_t_mean(**task: Any) -> MeanAgreement:
+    return MeanAgreement(TINY, **task)
+
+
+@register_model
+def mspcaps_t_linear(**task: Any) -> LinearHead:
+    return LinearHead(TINY, **task)
