@@ -82,11 +82,20 @@ def test_only_runs_of_the_very_recipe_count(ledger):
     enter(ledger, other)
     report = read_report(ledger)
     assert row(report, 2, "CIFAR-10").group.last.n == 3
-    assert [r.setting for r in report.further.rows] == [
+    assert [r.setting for r in report.beyond[0].rows] == [
         ("mspcaps_t", "CIFAR-10", "own"),
         ("mspcaps_t", "CIFAR-10", "paper"),
     ]
-    assert [r.command for r in report.further.rows] == ["", ""]
+    assert [r.command for r in report.beyond[0].rows] == ["", ""]
+
+
+def test_trials_on_held_out_images_never_count_as_test_figures(ledger):
+    trial = entry(T, [80.0, 99.0], seed=4)
+    trial["recipe"]["held_out"] = 5000
+    enter(ledger, trial)
+    report = read_report(ledger)
+    assert row(report, 2, "CIFAR-10").group.last.n == 3
+    assert [len(table.rows) for table in report.beyond if "held-out" in table.title] == [1]
 
 
 def test_a_field_younger_than_a_run_does_not_part_it_from_its_recipe(ledger):

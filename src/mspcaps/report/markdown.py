@@ -20,8 +20,8 @@ def render(report: Report) -> str:
         parts += ["", *section(table), "", *compared(table)]
     for table in report.ablations:
         parts += ["", *section(table)]
-    if report.further:
-        parts += ["", *section(report.further)]
+    for table in report.beyond:
+        parts += ["", *section(table)]
     parts += ["", "## All runs", "", *all_runs(report.runs)]
     return _joined(parts)
 

@@ -18,7 +18,7 @@ TITLE = "mspcaps · the paper's tables, trained again"
 def render(report: Report) -> str:
     here = Path(__file__)
     css = "".join(here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "results.css"))
-    tables = [*report.main, *report.ablations, *([report.further] if report.further else [])]
+    tables = [*report.main, *report.ablations, *report.beyond]
     body = "".join([header(report), reading(report), *map(section, tables), all_runs(report.runs)])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -68,7 +68,7 @@ def section(table: Table) -> str:
     claim = f'<p class="note">The paper concludes: {escape(source.claim)}</p>' if source and source.claim else ""
     data = f'<p class="note under">Data: {escape(" ".join(table.provenances))}</p>' if table.provenances else ""
     compared = baselines(table) if source and source.baselines else ""
-    anchor = source.anchor if source else "further"
+    anchor = source.anchor if source else table.title.split()[0].lower()
     rows = "".join(row_html(row, table) for row in table.rows)
     heads = head_cells((*table.heads, *HEADS[:FIGURES]), len(table.heads))
     return (

@@ -34,6 +34,7 @@ class Run:
     best: float
     best_epoch: int
     seconds: float
+    shared: bool  # whether other runs were on its device
     device: str
     precision: str
     provenance: str
@@ -125,7 +126,7 @@ def read_run(path: Path, folder: Path) -> Run:
     return Run(
         model=entry["model"], dataset=entry["dataset"], seed=entry["seed"], params=entry["params"],
         last=accuracy["last"], best=accuracy["best"], best_epoch=accuracy["best_epoch"],
-        seconds=entry["seconds"]["train"], device=entry["device"], precision=entry.get("precision") or "",
+        seconds=entry["seconds"]["train"], shared=entry["seconds"].get("side_by_side", 1) > 1, device=entry["device"], precision=entry.get("precision") or "",
         provenance=entry["provenance"], commit=entry.get("commit") or "", sha256=entry.get("weights_sha256") or "",
         losses=curve["loss"], accuracies=curve["accuracy"], recipe=recipe,
     )  # fmt: skip
