@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mspcaps.benchmarks.reference import plain
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.models import create_model
 from mspcaps.training.plan import Plan
@@ -14,7 +15,7 @@ CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs, whose sums are 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def make(form: Form, seed: int = 0) -> Step:
+def make(form: Form, seed: int = 0, kernels: bool = True) -> Step:
     """A learnable task, so that wrong gradients show: the class is the brightest of ten columns."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (2048,), generator=generator)
@@ -24,6 +25,8 @@ def make(form: Form, seed: int = 0) -> Step:
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
+    if not kernels:
+        plain(model)
     plan = Plan(data, 128, Augmentation(crop=1), seed)
     plan.begin(0)
     step = make_step(model, plan, 1e-4, form)
@@ -48,6 +51,13 @@ def test_captured_equals_eager() -> None:
     captured.capture()
     a, b = losses(eager, EPOCHS), losses(captured, EPOCHS)
     assert a[-1] < 0.1 * a[0]
+    assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < CLOSE
+
+
+def test_our_kernels_equal_plain_layers() -> None:
+    fused, layers = make("captured"), make("eager", kernels=False)
+    fused.capture()
+    a, b = losses(fused, EPOCHS), losses(layers, EPOCHS)
     assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < CLOSE
 
 

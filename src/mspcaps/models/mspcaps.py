@@ -18,7 +18,7 @@ from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
-from mspcaps.kernels import TRITON
+from mspcaps.kernels import TRITON, embedding
 from mspcaps.kernels.backbone import backbone, supported
 from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
 from mspcaps.models.registry import register_model
@@ -115,8 +115,7 @@ class MSPCaps(nn.Module):
     def forward_primary(self, x: Tensor) -> list[Tensor]:
         """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
         if self.runs_fused(x):
-            layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
-            return [patchify.embed(u) for patchify, u in zip(layers, self.fused_averages(x), strict=True)]
+            return self.fused_capsules(self.fused_averages(x))
         maps = self.forward_features(x)
         return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
 
@@ -159,6 +158,20 @@ class MSPCaps(nn.Module):
             shortcuts=[i % depth > 0 for i in range(len(layers))],
             pools=self.pooled_layers(),
             patch=self.patch,
+        )
+
+    def fused_capsules(self, averages: list[Tensor]) -> list[Tensor]:
+        """Patch averages [b, n_i, c_i] -> primary capsules [b, n_i, d_i]."""
+        layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
+        if not embedding.supported(averages, [len(layer.project.weight) for layer in layers]):
+            return [layer.embed(u) for layer, u in zip(layers, averages, strict=True)]
+        return embedding.embed(
+            averages,
+            [layer.project.weight for layer in layers],
+            [layer.project.bias for layer in layers],
+            [layer.position for layer in layers],
+            [layer.norm.weight for layer in layers],
+            [layer.norm.bias for layer in layers],
         )
 
     def forward(self, x: Tensor) -> Tensor:

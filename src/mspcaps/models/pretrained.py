@@ -25,12 +25,12 @@ def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None
 
 def read_header(path: Path) -> dict[str, Any]:
     """What `save_weights` wrote beside the tensors."""
-    return _read(path)[0]
+    return read_weights(path)[0]
 
 
 def load_model(path: str | Path) -> nn.Module:
     """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
-    header, tensors = _read(Path(path))
+    header, tensors = read_weights(Path(path))
     config = header.pop("model")
     model = create_model(config.pop("name"), **config)
     load_state(model, tensors, Path(path))
@@ -40,6 +40,13 @@ def load_model(path: str | Path) -> nn.Module:
 
 
 def load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    check_state(model, tensors, path)
+    own = model.state_dict()
+    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})
+
+
+def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Refuses tensors that are not the model's, by name or by shape."""
     own = model.state_dict()
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
@@ -51,10 +58,10 @@ def load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None
             raise MspcapsError(
                 f"{path} does not fit the model: {name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
             )
-    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save_weights` wrote: the header and the tensors, as they are stored."""
     if not path.is_file():
         raise MspcapsError(f"there is no weights file {path}")
     try:

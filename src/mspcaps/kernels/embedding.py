@@ -1,0 +1,156 @@
+"""PatchifyCaps after its pooling, for all scales at once: one kernel forward and one backward per scale.
+
+Computes what `PatchifyCaps.embed` computes: projection, position, LayerNorm. Compilers make about eight kernels of that
+per scale, each of which takes less time than launching it. Both operators are opaque to torch.compile.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_D = 256  # capsule dimension that one tile holds
+PROGRAMS = 128  # to aim for, so that a GPU has something to do for most of its multiprocessors
+
+
+def supported(averages: Sequence[Tensor], dims: Sequence[int]) -> bool:
+    """Whether the kernels take patch averages [b, n, c] of this precision and capsules of these dimensions."""
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    return max(dims) <= MOST_D and all(u.dtype in known and 0 < u.numel() < 2**31 for u in averages)
+
+
+def embed(
+    averages: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor], positions: Sequence[Tensor],
+    gammas: Sequence[Tensor], betas: Sequence[Tensor], eps: float = 1e-5,
+) -> list[Tensor]:  # fmt: skip
+    """Per scale: averages [b, n, c], weight [d, c], bias [d], position [n, d], LayerNorm [d] -> capsules [b, n, d]."""
+    like = [u.dtype for u in averages]
+    weights = [w.to(dtype) for w, dtype in zip(weights, like, strict=True)]
+    results = embed_forward(
+        list(averages), weights, list(biases), list(positions), list(gammas), list(betas), eps
+    )  # fmt: skip
+    return results[: len(averages)]
+
+
+@torch.library.custom_op("mspcaps::embed", mutates_args=())
+def embed_forward(
+    averages: list[Tensor], weights: list[Tensor], biases: list[Tensor], positions: list[Tensor],
+    gammas: list[Tensor], betas: list[Tensor], eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """-> the capsules, then for the backward pass their normed values [b n, d] and 1 / deviation [b n], in fp32."""
+    from mspcaps.kernels.triton_embedding import embed_forward as kernel
+
+    out, normed, rstd = empty_results(averages, weights)
+    for i, x in enumerate(averages):
+        grid, sizes = tiles(x, weights[i])
+        with torch.cuda.device_of(x):
+            kernel[grid](
+                x.contiguous(), weights[i].contiguous(), biases[i], positions[i].contiguous(), gammas[i], betas[i],
+                out[i], normed[i], rstd[i], len(rstd[i]), eps, **sizes,
+            )  # fmt: skip
+    return [*out, *normed, *rstd]
+
+
+@embed_forward.register_fake
+def _(
+    averages: list[Tensor], weights: list[Tensor], biases: list[Tensor], positions: list[Tensor],
+    gammas: list[Tensor], betas: list[Tensor], eps: float,
+) -> list[Tensor]:  # fmt: skip
+    return [t for kind in empty_results(averages, weights) for t in kind]
+
+
+@torch.library.custom_op("mspcaps::embed_backward", mutates_args=())
+def embed_backward(
+    grads: list[Tensor], averages: list[Tensor], weights: list[Tensor], gammas: list[Tensor],
+    normed: list[Tensor], rstd: list[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """-> per scale the gradient of its averages; then those of all weights and positions, flat and in the precision of
+    the averages; then those of all biases, gammas and betas, flat and in fp32."""
+    from mspcaps.kernels.triton_embedding import embed_backward as kernel
+
+    d_averages, matrices, vectors = empty_gradients(averages, weights)
+    total = matrices.new_zeros(matrices.numel() + vectors.numel(), dtype=torch.float32)
+    pieces = iter(total.split([size for shape in shapes(averages, weights) for size in shape]))
+    parts = {(kind, i): next(pieces) for kind in ("weight", "position", "vectors") for i in range(len(averages))}
+    for i, x in enumerate(averages):
+        grid, sizes = tiles(x, weights[i])
+        with torch.cuda.device_of(x):
+            kernel[grid](
+                grads[i].contiguous(), x.contiguous(), weights[i].contiguous(), gammas[i], normed[i], rstd[i],
+                d_averages[i], parts["weight", i], parts["position", i], *parts["vectors", i].chunk(3),
+                len(rstd[i]), **sizes,
+            )  # fmt: skip
+    matrices.copy_(total[: matrices.numel()])
+    return [*d_averages, matrices, total[matrices.numel() :].clone()]
+
+
+@embed_backward.register_fake
+def _(
+    grads: list[Tensor], averages: list[Tensor], weights: list[Tensor], gammas: list[Tensor],
+    normed: list[Tensor], rstd: list[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    d_averages, matrices, vectors = empty_gradients(averages, weights)
+    return [*d_averages, matrices, vectors]
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    averages, weights, _, positions, gammas, _, _ = inputs
+    ctx.set_materialize_grads(False)  # what is only saved has no gradient, not even zeros
+    ctx.dtypes = [p.dtype for p in positions]
+    ctx.save_for_backward(*averages, *weights, *gammas, *output)
+
+
+def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    scales = len(ctx.dtypes)
+    kinds = [list(ctx.saved_tensors[i : i + scales]) for i in range(0, 6 * scales, scales)]
+    averages, weights, gammas, out, normed, rstd = kinds
+    given = [torch.zeros_like(u) if g is None else g for g, u in zip(grads, out, strict=False)]
+    *d_averages, matrices, vectors = embed_backward(given, averages, weights, gammas, normed, rstd)
+    sizes = shapes(averages, weights)
+    flat = matrices.split([*sizes[0], *sizes[1]])
+    d_weights = [piece.view_as(w) for piece, w in zip(flat, weights, strict=False)]
+    d_positions = [
+        piece.view(x.shape[1], len(w)).to(dtype)
+        for piece, x, w, dtype in zip(flat[scales:], averages, weights, ctx.dtypes, strict=True)
+    ]
+    d_biases, d_gammas, d_betas = zip(*[piece.chunk(3) for piece in vectors.split(sizes[2])], strict=True)
+    return d_averages, d_weights, list(d_biases), d_positions, list(d_gammas), list(d_betas), None
+
+
+embed_forward.register_autograd(gradients, setup_context=save)
+
+
+def shapes(averages: list[Tensor], weights: list[Tensor]) -> tuple[list[int], list[int], list[int]]:
+    """-> sizes of the weights, of the positions, of bias, gamma and beta together; per scale."""
+    dims = [len(w) for w in weights]
+    positions = [x.shape[1] * d for x, d in zip(averages, dims, strict=True)]
+    return [w.numel() for w in weights], positions, [3 * d for d in dims]
+
+
+def empty_results(averages: list[Tensor], weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    out = [x.new_empty(*x.shape[:2], len(w)) for x, w in zip(averages, weights, strict=True)]
+    normed = [u.new_empty(u.shape[0] * u.shape[1], u.shape[2], dtype=torch.float32) for u in out]
+    return out, normed, [n.new_empty(len(n)) for n in normed]
+
+
+def empty_gradients(averages: list[Tensor], weights: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+    in_weights, in_positions, in_vectors = shapes(averages, weights)
+    x = averages[0]
+    vectors = x.new_empty(sum(in_vectors), dtype=torch.float32)
+    return [u.new_empty(u.shape) for u in averages], x.new_empty(sum(in_weights) + sum(in_positions)), vectors
+
+
+def tiles(x: Tensor, weight: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and tile sizes; products on tensor cores need 16 or more on every side."""
+    b, n, c = x.shape
+    rows, d = b * n, len(weight)
+    rb = 64
+    while rb > 16 and rows < rb * PROGRAMS:
+        rb //= 2
+    sizes = {"N": n, "C": c, "D": d, "RB": rb, "CB": max(16, min(64, power_of_two(c))), "DP": max(16, power_of_two(d))}
+    return (-(-rows // rb),), {**sizes, "WIDE": x.dtype == torch.float32 or not x.is_cuda, "num_warps": 4}
+
+
+def power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

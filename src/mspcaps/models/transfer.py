@@ -1,0 +1,122 @@
+"""Transfer: a model for one task begins with the weights of the same architecture for another.
+
+Whatever means the same in both is taken over bit for bit, BatchNorm's statistics included. The rest follows the task:
+
+    other classes       the head is new: every tensor whose shape depends on the number of classes, which in MSPCaps are
+                        the vote weights of the last routing block. Classes of other names are other classes.
+    other image size    position embeddings are interpolated on their grid; vote weights of a routing block whose grid
+                        changed are new, for each belongs to one place of that grid.
+    other channels      the first convolution is summed over its channels and shared evenly among the new ones: a
+                        picture that is the same in all channels gives the same answer as before.
+    normalisation       is that of the new images. Weights know images of mean 0 and deviation 1 per channel, and that
+                        is what they are given again, however dark or flat the new images are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps
+from mspcaps.capsules.patchify import Grid
+from mspcaps.errors import MspcapsError
+from mspcaps.files import sha256_of
+from mspcaps.models.layers import Normalize
+from mspcaps.models.pretrained import check_state, read_weights
+from mspcaps.models.registry import create_model
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What became of every tensor; `str()` says it in one line."""
+
+    source: str
+    sha256: str
+    taken: tuple[str, ...]  # bit for bit
+    fitted: dict[str, str]  # name -> how
+    fresh: dict[str, str]  # name -> why
+
+    def __str__(self) -> str:
+        count = len(self.taken) + len(self.fitted) + len(self.fresh)
+        parts = [f"begins from {self.source}: {len(self.taken)} of {count} tensors as they are", *_lists(self.fitted)]
+        return ", ".join(parts) + "; new: " + (", ".join(_lists(self.fresh)) or "none")
+
+
+def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) -> Transfer:
+    """Give a new model the weights of a file as far as they fit; `source` is what the user called the file."""
+    header, tensors = read_weights(path)
+    theirs, ours = header["model"], cast(dict, model.config)
+    if theirs["name"] != ours["name"]:
+        raise MspcapsError(
+            f"{source} holds weights of {theirs['name']}, which {ours['name']} cannot begin from: "
+            f"train {theirs['name']}, or name weights of {ours['name']}"
+        )
+    with torch.device("meta"):
+        old = create_model(**theirs)
+    check_state(old, tensors, path)
+    own_classes = header.get("classes", classes) == list(classes) and theirs["num_classes"] == ours["num_classes"]
+    head = set() if own_classes else depends_on_classes(theirs)
+    own = {f"{name}.{b}" for name, m in model.named_modules() if isinstance(m, Normalize) for b in ("mean", "std")}
+    before, after = places(old), places(model)
+    state, taken, fitted, fresh = model.state_dict(), [], {}, {}
+    for name in sorted(state.keys() - own):
+        tensor, wanted = tensors[name].to(state[name].dtype), state[name].shape
+        if name in head:
+            fresh[name] = "other classes"
+        elif before.get(name) != after.get(name):
+            if name.endswith(".position"):
+                state[name] = on_grid(tensor, before[name], after[name])
+                fitted[name] = "interpolated"
+            else:
+                fresh[name] = "other grid"
+        elif tensor.shape == wanted:
+            state[name] = tensor
+            taken.append(name)
+        elif tensor.ndim == 4 and tensor.shape[1] == theirs["in_chans"] and wanted[1] == ours["in_chans"]:
+            state[name] = tensor.sum(1, keepdim=True).expand(wanted) / ours["in_chans"]
+            fitted[name] = f"{theirs['in_chans']} to {ours['in_chans']} channels"
+        else:
+            fresh[name] = "other shape"
+    model.load_state_dict(state)
+    return Transfer(source, sha256_of(path), tuple(taken), fitted, fresh)
+
+
+def depends_on_classes(config: dict[str, Any]) -> set[str]:
+    """Names of the tensors whose shape depends on the number of classes, whatever the architecture."""
+    with torch.device("meta"):
+        one, other = (
+            create_model(**{**config, "num_classes": config["num_classes"] + more}).state_dict() for more in (0, 1)
+        )
+    return {name for name in one if one[name].shape != other[name].shape}
+
+
+def places(model: nn.Module) -> dict[str, Any]:
+    """Name -> the grid that the rows of a tensor lie on: the same shape on another grid means something else."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PatchifyCaps):
+            found[f"{name}.position"] = module.grid
+        elif isinstance(module, CrossAgreementRouting):
+            window = (module.fine[0] // module.coarse[0], module.fine[1] // module.coarse[1])
+            found |= {f"{name}.w1": (module.coarse, window), f"{name}.w2": module.coarse}
+        elif isinstance(module, DynamicRouting) or name == "head":
+            found |= {f"{name}.{parameter}": getattr(model, "grids", None) for parameter in ("w", "weight")}
+    return found
+
+
+def on_grid(position: Tensor, old: Grid, new: Grid) -> Tensor:
+    """[n, d], row-major on the old grid -> [n', d] on the new one: bicubic, antialiased where it shrinks."""
+    plane = position.T.reshape(1, -1, *old)
+    return F.interpolate(plane, size=new, mode="bicubic", antialias=True).flatten(2)[0].T.contiguous()
+
+
+def _lists(named: dict[str, str]) -> list[str]:
+    """{a: why, b: why} -> ["a and b (why)"]"""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in named.items():
+        reasons.setdefault(reason, []).append(name)
+    return [f"{' and '.join(names)} ({reason})" for reason, names in reasons.items()]

@@ -1,0 +1,72 @@
+"""The kernels of PatchifyCaps against the module they stand for, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mspcaps.capsules import PatchifyCaps
+from mspcaps.kernels.embedding import embed, supported
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+SCALES = [  # (n, c, d) of every scale: T's, L's coarsest two, odd ones
+    [(64, 32, 8), (16, 64, 8), (4, 128, 16)],
+    [(16, 256, 32), (4, 512, 64)],
+    [(25, 7, 3), (9, 100, 33), (1, 16, 1)],
+]
+NAMES = ("project.weight", "project.bias", "position", "norm.weight", "norm.bias")
+
+
+def modules(scales: list[tuple[int, int, int]]) -> list[PatchifyCaps]:
+    """With positions, gains and shifts that matter."""
+    made = [PatchifyCaps(c, d, (1, n), 1) for n, c, d in scales]
+    for module in made:
+        for p in (module.position, module.norm.weight, module.norm.bias):
+            torch.nn.init.normal_(p, std=0.5)
+    return made
+
+
+def error(a: Tensor, exact: Tensor) -> float:
+    """Relative Frobenius error."""
+    return float((a.detach().double().cpu() - exact.detach()).norm() / exact.detach().norm().clamp_min(1e-30))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("scales", SCALES)
+def test_equals_the_module(scales: list[tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
+    made = modules(scales)
+    params = [[m.get_parameter(name) for m in made] for name in NAMES]
+    for p in (*params[0], *params[2]):  # matrices live in the working precision
+        p.data = p.data.to(dtype)
+    averages = [torch.randn(3, n, c).to(dtype) for n, c, _ in scales]
+    doubles = [module.double() for module in modules(scales)]
+    for double, module in zip(doubles, made, strict=True):
+        double.load_state_dict({name: p.double() for name, p in module.state_dict().items()})
+    exact_in = [u.double().requires_grad_() for u in averages]
+    exact = [double.embed(u) for double, u in zip(doubles, exact_in, strict=True)]
+    given = [u.to(device).requires_grad_() for u in averages]
+    weights, biases, positions, gammas, betas = (
+        [p.detach().to(device).requires_grad_() for p in kind] for kind in params
+    )
+    assert supported(given, [d for _, _, d in scales])
+    out = embed(given, weights, biases, positions, gammas, betas)
+    tolerance = TOLERANCE[dtype]
+    assert all(u.dtype == dtype and error(u, e) < tolerance for u, e in zip(out, exact, strict=True))
+    upstream = [torch.randn_like(e) for e in exact]
+    inputs = [*given, *weights, *biases, *positions, *gammas, *betas]
+    exact_inputs = [*exact_in, *[double.get_parameter(name) for name in NAMES for double in doubles]]
+    found = torch.autograd.grad(out, inputs, [g.to(device, dtype) for g in upstream])
+    wanted = torch.autograd.grad(exact, exact_inputs, upstream)
+    for g, e, x in zip(found, wanted, inputs, strict=True):
+        assert g.shape == x.shape and g.dtype == x.dtype
+        # one dimension is always normed to zero: nothing flows but rounding
+        assert error(g, e) < 3 * tolerance or (e.norm() < 1e-6 and g.norm() < 1e-2)
+
+
+def test_a_scale_nobody_uses_gets_zeros(device: torch.device) -> None:
+    scales = SCALES[0]
+    made = modules(scales)
+    given = [torch.randn(2, n, c, device=device, requires_grad=True) for n, c, _ in scales]
+    lists = [[m.get_parameter(name).detach().to(device).requires_grad_() for m in made] for name in NAMES]
+    out = embed(given, *lists)
+    (first, last) = torch.autograd.grad(out[0].sum() + out[1].square().sum(), [lists[0][2], lists[0][1]])
+    assert not first.any() and last.any()
