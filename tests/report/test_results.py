@@ -11,8 +11,10 @@ from test_page import Balanced
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
 from mspcaps.report import markdown, results_page
+from mspcaps.report.conclusions import CLAIMS, groups_of, sentences
 from mspcaps.report.curves import accuracy_chart, loss_chart
-from mspcaps.report.results import quoted, read_report, write_report
+from mspcaps.report.dots import Line, dot_chart
+from mspcaps.report.results import ablation_files, quoted, read_report, write_report
 from mspcaps.report.runs import Spread, read_ledger
 from mspcaps.report.tables import NOT_TRAINED, signed
 
@@ -223,3 +225,44 @@ def test_no_figure_was_typed_by_hand(name):
     path, report = ROOT / name, read_report(ROOT / "results")
     expected = quoted(path, report) if name == "README.md" else markdown.render(report)
     assert path.read_text(encoding="utf-8") == expected, f"{name} is stale: run `mspcaps report --readme README.md`"
+
+
+def claims(ledger):
+    return {claim.title: sentences(claim, groups_of(read_ledger(ledger))) for claim in CLAIMS}
+
+
+def test_conclusions_are_judged_against_the_spread_of_the_seeds(ledger):
+    """Standard error of a difference, worked out by hand: seeds 88.6, 88.5, 88.1 against ones around 87 or 88.3."""
+    for seed, last in enumerate((87.1, 87.0, 86.9)):
+        enter(ledger, entry("paper/cifar10/mspcaps_t_scale8", [80.0, last], seed))
+    for seed, last in enumerate((88.2, 88.4, 88.3)):
+        enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
+    error = ((0.07 + 0.01) / 3) ** 0.5  # variances of the two sets of seeds
+    first = claims(ledger)["Several scales help"][0]
+    assert f"a difference of +1.40, {1.4 / error:.1f} standard errors. **Holds.**" in first
+    assert "the paper has 88.71 and 87.48 (+1.23); here it is 88.40 ± 0.26 (n = 3) and 87.00 ± 0.10 (n = 3)" in first
+    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("within the spread of the seeds.**")
+    single = claims(ledger)["Cross-agreement beats dynamic routing"]
+    assert single[0].endswith("**Points that way, but one run tells nothing of the spread.**")
+    assert single[1].endswith("`mspcaps_l` and `mspcaps_l_dr` are not trained yet.")
+
+
+def test_a_conclusion_can_fail(ledger):
+    for seed, last in enumerate((91.1, 91.0, 90.9)):
+        enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
+    assert "does not hold: it is the other way round" in claims(ledger)["What the routing itself is worth"][2].lower()
+
+
+def test_the_picture_of_a_conclusion_shows_every_run_where_it_belongs():
+    chart = dot_chart([Line("a", (80.0, 90.0), 85.0), Line("b <", ())], "two")
+    xs = [float(x) for x in re.findall(r'class="run" cx="([\d.]+)"', chart)[:2]]
+    mean = float(re.search(r'class="mean" x1="([\d.]+)"', chart)[1])
+    paper = float(re.search(r'class="paper" points="([\d.]+),', chart)[1])
+    assert mean == pytest.approx(sum(xs) / 2, abs=0.1) == pytest.approx(paper, abs=0.1)
+    assert "b &lt;" in chart and "not trained yet" in chart
+    Balanced().feed(chart)
+
+
+@pytest.mark.parametrize("name", list(ablation_files(read_report(ROOT / "results"))))
+def test_the_ablations_are_those_of_the_ledger(name):
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == ablation_files(read_report(ROOT / "results"))[name]

@@ -1,10 +1,11 @@
 """The report as Markdown, and the block of it that the README quotes."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mspcaps.errors import MspcapsError
-from mspcaps.report.runs import Run
+from mspcaps.report.conclusions import CLAIMS, CLEAR, sentences
+from mspcaps.report.runs import Group, Run
 from mspcaps.report.tables import HEADS, NONE, Report, Row, Table, comparison, notes, quoted_notes
 
 GENERATED = "<!-- Written by `mspcaps report` from the ledger in results/. Do not edit: a test compares the two. -->"
@@ -24,6 +25,24 @@ def render(report: Report) -> str:
         parts += ["", *section(table)]
     parts += ["", "## All runs", "", *all_runs(report.runs)]
     return _joined(parts)
+
+
+def render_ablations(groups: Mapping[str, Group]) -> str:
+    """Every conclusion of the paper's ablations, and one question of our own, with what our runs say."""
+    parts = [
+        GENERATED, "", "# Do the conclusions hold?", "",
+        "The paper draws four conclusions from its ablations on CIFAR-10. Here each is put to runs of ours by its "
+        "own recipe, on the accuracy of the last epoch. A difference counts as more than chance from "
+        f"{CLEAR:g} standard errors on, taken from the spread of the seeds; with three seeds that is a weak test, and "
+        "where one side has a single run there is no test at all. [All tables](results.md).",
+    ]  # fmt: skip
+    for claim in CLAIMS:
+        said = f"{claim.says}."
+        if claim.source:
+            said = f"The paper (Table {claim.source.number}): {said}"
+        parts += ["", f"## {claim.title}", "", said, "", f"![{claim.title}](ablations/{claim.anchor}.svg)", ""]
+        parts += [f"- {text}" for text in sentences(claim, groups)]
+    return "\n".join(parts) + "\n"
 
 
 def readme_block(report: Report) -> str:

@@ -126,7 +126,8 @@ def read_run(path: Path, folder: Path) -> Run:
     return Run(
         model=entry["model"], dataset=entry["dataset"], seed=entry["seed"], params=entry["params"],
         last=accuracy["last"], best=accuracy["best"], best_epoch=accuracy["best_epoch"],
-        seconds=entry["seconds"]["train"], shared=entry["seconds"].get("side_by_side", 1) > 1, device=entry["device"], precision=entry.get("precision") or "",
+        seconds=entry["seconds"]["train"], shared=entry["seconds"].get("side_by_side", 1) > 1,
+        device=entry["device"], precision=entry.get("precision") or "",
         provenance=entry["provenance"], commit=entry.get("commit") or "", sha256=entry.get("weights_sha256") or "",
         losses=curve["loss"], accuracies=curve["accuracy"], recipe=recipe,
     )  # fmt: skip
