@@ -70,3 +70,24 @@ def test_a_scale_nobody_uses_gets_zeros(device: torch.device) -> None:
     out = embed(given, *lists)
     (first, last) = torch.autograd.grad(out[0].sum() + out[1].square().sum(), [lists[0][2], lists[0][1]])
     assert not first.any() and last.any()
+
+
+def test_traces_whole_under_autocast(device: torch.device) -> None:
+    """As the training step has it: compiled in one graph, matrices in bf16, vectors in fp32."""
+    made = modules(SCALES[0])
+    lists = [[m.get_parameter(name).detach().to(device) for m in made] for name in NAMES]
+    lists = [[p.bfloat16() if p.ndim == 2 else p for p in kind] for kind in lists]
+    for kind in lists:
+        for p in kind:
+            p.requires_grad_()
+    given = [torch.randn(2, n, c, device=device).bfloat16().requires_grad_() for n, c, _ in SCALES[0]]
+
+    def loss(averages: list[Tensor]) -> Tensor:
+        return sum(u.float().square().mean() for u in embed(averages, *lists))
+
+    leaves = [*given, *[p for kind in lists for p in kind]]
+    with torch.autocast(device.type, torch.bfloat16):
+        plain = torch.autograd.grad(loss(given), leaves)
+        whole = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        traced = torch.autograd.grad(whole(given), leaves)
+    assert all(a.dtype == b.dtype and error(a, b.double().cpu()) < 1e-3 for a, b in zip(traced, plain, strict=True))

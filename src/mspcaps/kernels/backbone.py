@@ -19,6 +19,7 @@ from mspcaps.kernels import batchnorm
 from mspcaps.kernels.batchnorm import Incoming, Norm
 
 FEW = 4  # input channels up to which the first convolution is a product with image patches
+WIDE = 128  # channels from which the input gradient of a convolution runs as a convolution forward
 
 
 def supported(x: Tensor, channels: Sequence[int], strides: Sequence[int], pools: Sequence[bool], patch: int) -> bool:
@@ -121,6 +122,10 @@ def backbone_backward(
     d_weights: list[Tensor] = [x.new_empty(0)] * n
     d_pooled, dx, above, skip = list(grads), x.new_empty(0), None, None
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False), SideStream(x.device) as side:
+        with side.after_main():  # ready before the first of them is used
+            turned = [
+                turn_round(w) if forward_again(w, stride) else None for w, stride in zip(weights, strides, strict=True)
+            ]
         for i in reversed(range(n)):
             norm = Norm(ys[i], means[i], rstds[i], gammas[i], betas[i])
             source = Incoming(above, skip, d_pooled.pop().contiguous() if pools[i] else None, patch)
@@ -132,13 +137,15 @@ def backbone_backward(
             dy = batchnorm.gradient_through_norm(norm, source, products[i], d_gammas[i], d_betas[i], in_place)
             skip = source.above if shortcuts[i] else None
             below = x if i == 0 else nchw(outs[i - 1])
+            if i == n - 1:
+                side.join()
             with side.after_main(dy, skip):
                 if i == 0 and patches.numel():
                     d_weights[i] = patch_weight_gradient(dy, patches, weights[i])
                 else:
                     _, d_weights[i], _ = conv_backward(nchw(dy), below, weights[i], strides[i], [False, True, False])
             if i > 0:
-                above = nhwc(conv_backward(nchw(dy), below, weights[i], strides[i], [True, False, False])[0])
+                above = nhwc(input_gradient(nchw(dy), below, weights[i], turned[i], strides[i]))
             elif need_dx:
                 dx, _, _ = conv_backward(nchw(dy), below, weights[i], strides[i], [True, False, False])
                 dx = dx.contiguous(memory_format=torch.channels_last)
@@ -207,9 +214,13 @@ class SideStream:
         self.stream.wait_stream(self.main)
         return torch.cuda.stream(self.stream)
 
-    def __exit__(self, *_: object) -> None:
+    def join(self) -> None:
+        """The main stream goes on when the side has come this far."""
         if self.forks:
             self.main.wait_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
         self.held.clear()
 
 
@@ -227,6 +238,23 @@ def conv_backward(
     return torch.ops.aten.convolution_backward(
         dy, x, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, mask
     )  # fmt: skip
+
+
+def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, turned: Tensor | None, stride: int) -> Tensor:
+    if turned is not None:
+        return conv(dy, turned, 1)
+    return conv_backward(dy, x, weight, stride, [True, False, False])[0]
+
+
+def forward_again(weight: Tensor, stride: int) -> bool:
+    """Whether the input gradient is taken as a convolution of the output gradient with the kernel turned round: cuDNN's
+    forward kernels have larger tiles than those of its input gradient."""
+    return stride == 1 and min(weight.shape[:2]) >= WIDE
+
+
+def turn_round(weight: Tensor) -> Tensor:
+    """[o, c, 3, 3] -> [c, o, 3, 3], both directions reversed."""
+    return as_channels_last(weight.flip(2, 3).transpose(0, 1))
 
 
 def patch_weight_gradient(dy: Tensor, patches: Tensor, weight: Tensor) -> Tensor:
