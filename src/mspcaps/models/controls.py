@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting
-from mspcaps.models.mspcaps import TINY, Config, MSPCaps
+from mspcaps.models.mspcaps import MSRB, TINY, Config, MSPCaps
 from mspcaps.models.registry import register_model
 
 
@@ -28,22 +28,23 @@ class MeanAgreement(MSPCaps):
     routing_block = MeanAgreementRouting
 
 
-class LinearHead(MSPCaps):
+class LinearHead(MSRB):
     """No capsules: one linear layer on the patch averages of all scales, trained with cross-entropy."""
 
     loss = staticmethod(F.cross_entropy)
 
-    def __init__(self, config: Config, num_classes: int, in_chans: int, img_size: tuple[int, int],
-                 mean: Sequence[float], std: Sequence[float]) -> None:  # fmt: skip
-        super().__init__(config, num_classes, in_chans, img_size, mean, std)
-        features = sum(
-            rows * columns * config.widths[i] for i, (rows, columns) in zip(self.scales, self.grids, strict=True)
-        )
-        self.patchify = nn.ModuleList()
-        self.head = nn.Linear(features, num_classes)
-
-    def build_routing(self, config: Config, num_classes: int) -> None:
-        self.routing = nn.ModuleList()
+    def __init__(
+        self,
+        config: Config,
+        num_classes: int,
+        in_chans: int,
+        img_size: tuple[int, int],
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        super().__init__(config, in_chans, img_size, mean, std)
+        sizes = [rows * columns * config.widths[i] for i, (rows, columns) in zip(self.scales, self.grids, strict=True)]
+        self.head = nn.Linear(sum(sizes), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """-> class scores [b, num_classes], before the softmax."""
@@ -51,11 +52,8 @@ class LinearHead(MSPCaps):
             averages = self.fused_averages(x)
         else:
             maps = self.forward_features(x)
-            averages = [F.avg_pool2d(maps[i], self.patch).permute(0, 2, 3, 1).flatten(1, 2) for i in self.scales]
+            averages = [F.avg_pool2d(maps[i], self.patch).permute(0, 2, 3, 1) for i in self.scales]
         return self.head(torch.cat([u.flatten(1) for u in averages], dim=1))
-
-    def forward_capsules(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("a linear head has no capsules")
 
 
 @register_model

@@ -60,49 +60,22 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class MSPCaps(nn.Module):
-    """Backbone -> PatchifyCaps per scale -> routing from fine to coarse -> class capsules [b, num_classes, d_out]."""
-
-    loss: Callable[..., Tensor] = staticmethod(margin_loss)  # what it is trained with, on scores and labels
-    routing_block: type[CrossAgreementRouting] = CrossAgreementRouting
+class MSRB(nn.Module):
+    """The multi-scale backbone: normalisation inside, one residual block per scale, a feature map from each."""
 
     def __init__(
-        self,
-        config: Config,
-        num_classes: int,
-        in_chans: int,
-        img_size: tuple[int, int],
-        mean: Sequence[float],
-        std: Sequence[float],
+        self, config: Config, in_chans: int, img_size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__()
         self.scales, self.patch = config.scales, config.patch
         self.normalize = Normalize(mean, std)
-        blocks = config.scales[-1] + 1
         chans = (in_chans, *config.widths)
         self.blocks = nn.ModuleList(
-            ResidualBlock(chans[i], chans[i + 1], config.depth, stride=1 if i == 0 else 2) for i in range(blocks)
+            ResidualBlock(chans[i], chans[i + 1], config.depth, stride=1 if i == 0 else 2)
+            for i in range(config.scales[-1] + 1)
         )
         # Coarsest first: it needs the largest image, so a refusal names a size that all the scales accept.
         self.grids = [capsule_grid(img_size, i, config.patch) for i in reversed(config.scales)][::-1]
-        self.patchify = nn.ModuleList(
-            PatchifyCaps(config.widths[i], config.dims[i], grid, config.patch)
-            for i, grid in zip(config.scales, self.grids, strict=True)
-        )
-        self.build_routing(config, num_classes)
-
-    def build_routing(self, config: Config, num_classes: int) -> None:
-        grids, dims, shared = self.grids, [config.dims[i] for i in config.scales], config.shared
-        if len(grids) == 3:
-            n2, n3 = grids[1][0] * grids[1][1], grids[2][0] * grids[2][1]
-            n_mid = n3 * (n2 // n3)
-            fine, coarse = middle_grids(n_mid, grids[2])
-            first = self.routing_block(grids[0], dims[0], grids[1], dims[1], n_mid, config.d_mid, shared)
-            second = self.routing_block(fine, config.d_mid, coarse, dims[2], num_classes, config.d_out, shared)
-            self.routing = nn.ModuleList([first, second])
-        else:  # one block straight to the classes; a single scale meets itself
-            routing = self.routing_block(grids[0], dims[0], grids[-1], dims[-1], num_classes, config.d_mid, shared)
-            self.routing = nn.ModuleList([routing])
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the feature maps of all blocks, finest first."""
@@ -111,20 +84,6 @@ class MSPCaps(nn.Module):
             x = block(x)
             maps.append(x)
         return maps
-
-    def forward_primary(self, x: Tensor) -> list[Tensor]:
-        """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
-        if self.runs_fused(x):
-            return self.fused_capsules(self.fused_averages(x))
-        maps = self.forward_features(x)
-        return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
-
-    def forward_capsules(self, x: Tensor) -> Tensor:
-        """-> class capsules [b, num_classes, d_out]."""
-        u = self.forward_primary(x)
-        if len(self.routing) == 1:
-            return self.routing[0](u[0], u[-1])
-        return self.routing[1](self.routing[0](u[0], u[1]), u[2])
 
     def layers(self) -> list[ConvBN]:
         """All convolutions of the backbone in order."""
@@ -160,6 +119,49 @@ class MSPCaps(nn.Module):
             patch=self.patch,
         )
 
+
+class MSPCaps(MSRB):
+    """Backbone -> PatchifyCaps per scale -> routing from fine to coarse -> class capsules [b, num_classes, d_out]."""
+
+    loss: Callable[..., Tensor] = staticmethod(margin_loss)  # what it is trained with, on scores and labels
+    routing_block: type[CrossAgreementRouting] = CrossAgreementRouting
+
+    def __init__(
+        self,
+        config: Config,
+        num_classes: int,
+        in_chans: int,
+        img_size: tuple[int, int],
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        super().__init__(config, in_chans, img_size, mean, std)
+        self.patchify = nn.ModuleList(
+            PatchifyCaps(config.widths[i], config.dims[i], grid, config.patch)
+            for i, grid in zip(config.scales, self.grids, strict=True)
+        )
+        self.build_routing(config, num_classes)
+
+    def build_routing(self, config: Config, num_classes: int) -> None:
+        grids, dims, shared = self.grids, [config.dims[i] for i in config.scales], config.shared
+        if len(grids) == 3:
+            n2, n3 = grids[1][0] * grids[1][1], grids[2][0] * grids[2][1]
+            n_mid = n3 * (n2 // n3)
+            fine, coarse = middle_grids(n_mid, grids[2])
+            first = self.routing_block(grids[0], dims[0], grids[1], dims[1], n_mid, config.d_mid, shared)
+            second = self.routing_block(fine, config.d_mid, coarse, dims[2], num_classes, config.d_out, shared)
+            self.routing = nn.ModuleList([first, second])
+        else:  # one block straight to the classes; a single scale meets itself
+            routing = self.routing_block(grids[0], dims[0], grids[-1], dims[-1], num_classes, config.d_mid, shared)
+            self.routing = nn.ModuleList([routing])
+
+    def forward_primary(self, x: Tensor) -> list[Tensor]:
+        """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
+        if self.runs_fused(x):
+            return self.fused_capsules(self.fused_averages(x))
+        maps = self.forward_features(x)
+        return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
+
     def fused_capsules(self, averages: list[Tensor]) -> list[Tensor]:
         """Patch averages [b, n_i, c_i] -> primary capsules [b, n_i, d_i]."""
         layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
@@ -173,6 +175,13 @@ class MSPCaps(nn.Module):
             [layer.norm.weight for layer in layers],
             [layer.norm.bias for layer in layers],
         )
+
+    def forward_capsules(self, x: Tensor) -> Tensor:
+        """-> class capsules [b, num_classes, d_out]."""
+        u = self.forward_primary(x)
+        if len(self.routing) == 1:
+            return self.routing[0](u[0], u[-1])
+        return self.routing[1](self.routing[0](u[0], u[1]), u[2])
 
     def forward(self, x: Tensor) -> Tensor:
         """-> class scores [b, num_classes]: the lengths of the class capsules."""
