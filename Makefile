@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint setup clean
+.PHONY: run test docs lint setup clean
 run: $(READY)
 	$(BIN)/mspcaps quickstart
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The pages:  $(CURDIR)/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -22,8 +26,8 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,log]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,log,onnx,hub,app,docs]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

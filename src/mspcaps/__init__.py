@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from mspcaps.data import load_dataset
     from mspcaps.evaluation import evaluate, predict
     from mspcaps.explain import explain
+    from mspcaps.export import from_pretrained, push_to_hub, save_pretrained
     from mspcaps.models import list_models
-    from mspcaps.training import train
+    from mspcaps.training import Recipe, Result
     from mspcaps.weights import list_pretrained, load_model
 
 __all__ = [
-    "create_model", "evaluate", "explain", "list_models", "list_pretrained", "load_dataset", "load_model", "predict",
-    "train",
+    "create_model", "evaluate", "explain", "from_pretrained", "list_models", "list_pretrained", "load_dataset",
+    "load_model", "predict", "push_to_hub", "save_pretrained", "train",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -25,12 +26,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "evaluate": "mspcaps.evaluation",
     "explain": "mspcaps.explain",
+    "from_pretrained": "mspcaps.export",
     "list_models": "mspcaps.models",
     "list_pretrained": "mspcaps.weights",
     "load_dataset": "mspcaps.data",
     "load_model": "mspcaps.weights",
     "predict": "mspcaps.evaluation",
-    "train": "mspcaps.training",
+    "push_to_hub": "mspcaps.export",
+    "save_pretrained": "mspcaps.export",
 }
 
 
@@ -77,3 +80,14 @@ def create_model(
         if held != value and not (isinstance(value, Sequence) and list(held) == list(value)):
             raise MspcapsError(f"{pretrained} holds a model whose {key} is {held}, not {value}")
     return model
+
+
+def train(recipe: "Recipe | str", device: str | None = None, **options: Any) -> "Result":
+    """Train a recipe, by name, TOML path or object, from its checkpoint if there is one; options as for `Trainer`.
+
+    Its `init` may name weights that come with the package.
+    """
+    from mspcaps.training import train
+    from mspcaps.weights import weights_path
+
+    return train(recipe, device, **{"find_weights": weights_path, **options})

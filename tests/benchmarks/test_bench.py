@@ -2,12 +2,13 @@
 
 import json
 import re
+import sys
 import time
 
 import pytest
 import torch
 
-from mspcaps.benchmarks import bench_infer, bench_train, infer, write_result
+from mspcaps.benchmarks import bench_infer, bench_train, infer, tables, write_result
 from mspcaps.benchmarks.engine import EngineRun, PackedRuns, Task
 from mspcaps.benchmarks.reference import AugmentedPictures, EagerReference, plain, random_crop
 from mspcaps.benchmarks.result import slug, yardstick
@@ -171,7 +172,8 @@ def test_figures_of_inference_hang_together(monkeypatch):
         assert variant["best_latency"]["median"] == min(latency["median"] for latency in latencies)
         rates = [p["images_per_second"]["median"] for form in variant["forms"] for p in form["throughput"]]
         assert variant["best_throughput"]["images_per_second"] == max(rates)
-    assert found["unavailable"] == {"compiled": "a quick run does not wait for a compiler"}
+    why = "a quick run does not wait for it to be made"
+    assert found["unavailable"] == {"compiled": why, "onnxruntime": why}
     assert set(found["ratios"]) == {"latency_ours_vs_resnet", "throughput_ours_vs_resnet"}
 
 
@@ -185,6 +187,34 @@ def test_every_form_gives_the_same_answers():
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-6)
 
 
+def test_onnxruntime_is_measured_beside_the_others(monkeypatch):
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    monkeypatch.setattr(infer, "FORMS", ("eager", "onnxruntime", "captured"))  # quick takes the first two
+    prepared = infer.prepare({"ours": "mspcaps_t_scale16", "resnet": "resnet20"}, CPU, True, lambda line: None)
+    ours = [forward for (who, _), forward in prepared[0].items() if who == "ours"]
+    for forward in ours:
+        forward.prepare(infer.images(3))
+    torch.testing.assert_close(*[forward() for forward in ours], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(infer, "prepare", lambda *args: prepared)
+    found = bench_infer("mspcaps_t_scale16", CPU, batch_size=2, quick=True)
+    for variant in found["variants"].values():
+        assert [form["form"] for form in variant["forms"]] == ["eager", "onnxruntime"]
+        assert all(len(form["throughput"]) == 1 and form["latency_ms"]["calls"] == 10 for form in variant["forms"])
+    ((_, rows),) = tables.inference_tables(found)
+    assert [row[:2] for row in rows][1] == ("mspcaps_t_scale16", "onnxruntime")
+    assert f"onnxruntime {found['environment']['software']['onnxruntime']}" in "\n".join(tables.inference_notes(found))
+
+
+def test_without_onnxruntime_the_table_says_so(monkeypatch):
+    monkeypatch.setattr(infer, "FORMS", ("eager", "onnxruntime", "captured"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(infer, "to_onnx", lambda program, about: b"")
+    works, fails = infer.prepare({"ours": "mspcaps_t_scale16"}, CPU, False, lambda line: None)
+    assert [form for _, form in works] == ["eager"]
+    assert "pip install 'mspcaps[onnx]'" in fails["onnxruntime"]
+
+
 def test_a_machine_without_a_compiler_says_so(monkeypatch):
     def fail(model: torch.nn.Module, **options: object) -> object:
         def function(x: torch.Tensor) -> torch.Tensor:
@@ -195,6 +225,7 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch):
         return function
 
     monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(infer, "FORMS", ("eager", "channels_last", "compiled"))
     works, fails = infer.prepare({"ours": "mspcaps_t"}, CPU, False, lambda line: None)
     assert [form for _, form in works] == ["eager", "channels_last"]
     assert "No C++ compiler" in fails["compiled"]

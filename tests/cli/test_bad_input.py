@@ -58,6 +58,16 @@ def one_class(here, patch):
     return ["models", "mspcaps_t", "--num-classes", 1]
 
 
+@case(r"disc\.safetensors holds weights of mspcaps_t_scale16, which mspcaps_t cannot begin from")
+def initial_weights_of_another_architecture(here, patch):
+    return ["train", "--data", draw(here / "pictures"), "--batch-size", 4, "--init", trained(here / "disc.safetensors")]
+
+
+@case(r"trained on 'cifra10' come with mspcaps: did you mean mspcaps_t\.cifar10")
+def misspelt_initial_weights(here, patch):
+    return ["train", "--data", draw(here / "pictures"), "--batch-size", 4, "--init", "mspcaps_t.cifra10"]
+
+
 @case(r"nowhere/pictures does not exist")
 def missing_folder(here, patch):
     return ["train", "--data", here / "nowhere/pictures", *TINY]

@@ -14,15 +14,19 @@ import pytest
 from cli_makers import TINY, draw, trained
 
 from mspcaps.cli import COMMANDS
-from mspcaps.cli.commands import AugmentChanges, Changes, parse_duration
+from mspcaps.cli.commands import AugmentChanges, Changes, ScaleChanges, choose_recipe, parse_duration
 from mspcaps.cli.progress import clock, size_of
 from mspcaps.data import Augmentation
+from mspcaps.models.initial import KINDS
 from mspcaps.training import Recipe, list_recipes
 
 
 def test_every_field_of_the_recipe_can_be_changed():
     assert {f.name for f in fields(Changes)} == {f.name for f in fields(Recipe)}
     assert {f.name for f in fields(AugmentChanges)} == {f.name for f in fields(Augmentation)}
+    assert {f.name for f in fields(ScaleChanges)} == set(KINDS)
+    scaled = choose_recipe("paper/cifar10/mspcaps_t", Changes(initial_scale=ScaleChanges(votes=2.0)))
+    assert (scaled.initial_scale, scaled.name) == ({"votes": 2.0}, "paper+initial_scale=votes2.0")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, "data list", "data get", "data verify"])

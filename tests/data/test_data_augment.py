@@ -1,13 +1,14 @@
 """Batched augmentation against plain loops over one image at a time."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mspcaps.data.augment import augmented, epoch_draws, epoch_order
+from mspcaps.data.augment import augmented, balanced_order, epoch_draws, epoch_order
 from mspcaps.data.catalog import Augmentation
 
 
@@ -70,3 +71,32 @@ def test_every_image_has_its_own_draw_and_every_epoch_its_own_order() -> None:
     assert sorted(epoch_order(0, 0, 50).tolist()) == list(range(50))
     orders = {tuple(epoch_order(seed, epoch, 50).tolist()) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), st.integers(0, 300), st.integers(0, 9))
+def test_a_balanced_order_draws_every_class_equally_often(sizes: list[int], count: int, epoch: int) -> None:
+    """Counted one by one; a class of no images at all takes no share."""
+    labels = torch.tensor([label for label, size in enumerate(sizes) for _ in range(size)])
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))]
+    order = balanced_order(5, epoch, labels, count)
+    assert order.dtype == torch.int64 and len(order) == count
+    of_class = Counter(int(labels[i]) for i in order)
+    shares = [of_class[label] for label, size in enumerate(sizes) if size]
+    assert sum(shares) == count and max(shares) - min(shares) <= 1
+    of_image = Counter(order.tolist())
+    for label, size in enumerate(sizes):
+        times = [of_image[i] for i in range(len(labels)) if labels[i] == label]
+        assert not size or max(times) - min(times) <= 1, "an image comes again only when all of its class have come"
+    assert torch.equal(order, balanced_order(5, epoch, labels, count))
+
+
+def test_a_balanced_order_is_another_one_every_epoch_and_mixes_the_classes() -> None:
+    labels = torch.tensor([0] * 900 + [1] * 100)
+    orders = [balanced_order(seed, epoch, labels, 1000) for seed in range(2) for epoch in range(3)]
+    assert len({tuple(order.tolist()) for order in orders}) == 6
+    assert len({tuple(sorted(set(order.tolist()))) for order in orders}) == 6, "another part of the large class"
+    per_tenth = orders[0].view(10, 100).ge(900).sum(1)
+    assert per_tenth.sum() == 500 and per_tenth.min() > 30 and per_tenth.max() < 70
+    seen = {i for epoch in range(12) for i in balanced_order(0, epoch, labels, 1000).tolist()}
+    assert len(seen) > 995, "over the epochs nearly everything is seen"

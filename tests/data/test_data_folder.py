@@ -14,8 +14,8 @@ from PIL import Image
 
 from mspcaps.data import load_dataset, open_folder
 from mspcaps.data.folder import split_by_hash
-from mspcaps.data.pictures import read_form, read_picture
 from mspcaps.errors import MspcapsError
+from mspcaps.pictures import read_form, read_picture
 
 
 def _save(path: Path, colour: object, size: tuple[int, int] = (8, 6), mode: str = "RGB", **options: object) -> None:

@@ -54,6 +54,8 @@ def test_against_a_loop(model, data):
     assert found.scores.shape == (44, 10)
     assert found.predictions.tolist() == found.scores.argmax(1).tolist()
     assert found.per_class[3] == pytest.approx(100 * confusion[3][3] / sum(confusion[3]))
+    shares = [100 * confusion[k][k] / sum(confusion[k]) for k in range(10) if sum(confusion[k])]
+    assert found.mean_per_class == pytest.approx(sum(shares) / len(shares))
 
 
 def test_progress_reaches_the_end(model, data):
@@ -65,6 +67,7 @@ def test_progress_reaches_the_end(model, data):
 def test_a_class_without_images_has_no_accuracy(model, data):
     found = evaluate(model, data.subset(data.labels == 4))
     assert [math.isnan(value) for value in found.per_class] == [k != 4 for k in range(10)]
+    assert found.mean_per_class == found.per_class[4]
 
 
 def test_confidence():

@@ -1,5 +1,6 @@
 """Recipes: every file is valid, bad ones are refused with a sentence."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def test_override_names_the_change() -> None:
     assert override(recipe, seed=3).run_name == "paper-seed3"
     assert override(recipe, epochs=3).run_name == "paper+epochs=3-seed0"
     assert override(recipe, epochs=300).name == "paper"
+    assert override(recipe, balance=True, init="mspcaps_t.svhn").name == "paper+balance=True+init=mspcaps_t.svhn"
+    one, other = (override(recipe, init=f"runs/{run}/last.safetensors").name for run in "ab")
+    assert re.fullmatch(r"paper\+init=last-[0-9a-f]{6}", one) and one != other, "fit for a path, and one run each"
     with pytest.raises(MspcapsError, match="did you mean 'epochs'"):
         override(recipe, epoch=3)
 
@@ -42,6 +46,8 @@ def test_override_names_the_change() -> None:
     [
         ("epoch = 3", "has no 'epoch': did you mean 'epochs'"),
         ('epochs = "3"', "epochs must be int, not '3'"),
+        ("balance = 1", "balance must be bool, not 1"),
+        ("init = true", "init must be str, not True"),
         ("epochs = true", "epochs must be int, not True"),
         ("epochs = 0", "epochs is 0, but must be at least 1"),
         ("lr = nan", "lr is nan"),
@@ -68,6 +74,13 @@ def test_the_controls_follow_the_papers_recipe() -> None:
     assert {r.model for r in runs} == {"mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear"} and len(runs) == 9
     paper = load_recipe("paper/cifar10/mspcaps_t")
     assert all(replace(r, model=paper.model, seed=0) == paper for r in runs)
+
+
+def test_trials_change_only_the_initial_scale_and_are_held_out() -> None:
+    runs = load_sweep(recipe_folder() / "sweeps" / "trials.toml")
+    assert all(r.held_out and r.epochs == 100 for r in runs) and len({r.run_name for r in runs}) == len(runs) == 20
+    scales = {tuple(r.initial_scale.items()) for r in runs}
+    assert len(scales) == 5 and () in scales
 
 
 def test_sweep_files(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from training_makers import bars
 
-from conftest import bars
 from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.models.pretrained import load_model
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.plan import StreamingPlan
+from mspcaps.training.setup import load_images
 from mspcaps.training.sweep import run_sweep
-from mspcaps.training.trainer import load_images
 
 CPU = torch.device("cpu")
 
@@ -61,6 +61,13 @@ def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tm
     assert entry["measured_on"] == "20 held-out training images" and entry["accuracy"]["last"] % 5 == 0
     with pytest.raises(MspcapsError, match=r"held_out is 100000, but bars has \d+ images"):
         load_images(recipe_for(tiny_npz, held_out=100_000), CPU)
+
+
+def test_the_initial_scale_of_a_recipe_is_used(tiny_npz: Path) -> None:
+    plain = Trainer(recipe_for(tiny_npz), CPU).model
+    scaled = Trainer(recipe_for(tiny_npz, initial_scale={"votes": 3.0}), CPU).model
+    for name, p in scaled.named_parameters():
+        assert torch.equal(p, plain.get_parameter(name) * (3 if name.startswith("routing.") else 1))
 
 
 def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, dict]) -> None:
@@ -154,7 +161,7 @@ def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.Mo
         Image.fromarray(image).save(tmp_path / "pictures" / f"c{label}" / f"{i}.png")
     recipe = recipe_for(tmp_path / "pictures", epochs=2, batch_size=8)
     resident = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
-    monkeypatch.setattr("mspcaps.training.trainer.free_bytes", lambda device: 0)
+    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
     streaming = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b", save_every=0.0)
     assert isinstance(streaming.plan, StreamingPlan)
 

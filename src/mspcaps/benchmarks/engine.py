@@ -16,8 +16,9 @@ from mspcaps.models import create_model
 from mspcaps.training.distributed import World
 from mspcaps.training.plan import Plan
 from mspcaps.training.recipe import Recipe
+from mspcaps.training.setup import default_form, make_step
 from mspcaps.training.step import Form
-from mspcaps.training.trainer import default_form, make_step, preparing
+from mspcaps.training.trainer import preparing
 
 CIFAR10 = facts("cifar10")
 AUGMENT: Augmentation = CIFAR10.augment

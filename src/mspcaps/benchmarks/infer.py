@@ -1,5 +1,6 @@
 """`mspcaps bench infer`: latency of one image and best throughput, ours and a ResNet, in every form that works."""
 
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +11,21 @@ from mspcaps.benchmarks.engine import CIFAR10, Task
 from mspcaps.benchmarks.result import environment, yardstick
 from mspcaps.benchmarks.timing import Effort, quantile, significant, time_interleaved, timed
 from mspcaps.errors import MspcapsError
+from mspcaps.export.graphs import to_onnx, traced
+from mspcaps.export.metadata import INPUT
+from mspcaps.export.model import describe
+from mspcaps.export.runner import open_session
 from mspcaps.models import summarize
 from mspcaps.models.layers import use_channels_last
+from mspcaps.training.setup import working_precision
 from mspcaps.training.step import captured
-from mspcaps.training.trainer import working_precision
 
-FORMS = ("eager", "channels_last", "compiled", "captured")
+FORMS = ("eager", "channels_last", "compiled", "captured", "onnxruntime")
 CONVENTIONS = {
     "data": "random images of CIFAR-10's shape in [0, 1], resident on the device",
     "forms": "eager: contiguous; channels_last: input and convolution weights; compiled: channels_last and inductor; "
-    "captured (GPU): compiled and replayed as one CUDA graph, the copy of the input included",
+    "captured (GPU): compiled and replayed as one CUDA graph, the copy of the input included; "
+    "onnxruntime (CPU): the file of `mspcaps export`, with as many threads as PyTorch",
     "latency_ms": "one image, from call to finished answer; calls of all variants interleaved",
     "throughput": "images per second at the best of the batches tried",
     "ratios": "of the best forms; latency: the other's median over ours; throughput: ours over the other's; "
@@ -77,6 +83,33 @@ class Forward:
         return steps
 
 
+class OnnxForward:
+    """One model as `mspcaps export` writes it, in onnxruntime on the CPU."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.session = open_session(to_onnx(traced(model), describe(model)), torch.get_num_threads())
+        self.given: dict[str, Any] = {}
+
+    def prepare(self, x: Tensor) -> None:
+        """Take this batch from now on."""
+        self.given = {INPUT: x.numpy()}
+        self.run(3)
+
+    def __call__(self) -> Tensor:
+        return torch.from_numpy(self.session.run(None, self.given)[0])
+
+    def settle(self) -> None:
+        """Nothing is prepared ahead."""
+
+    def run(self, steps: int) -> int:
+        for _ in range(steps):
+            self()
+        return steps
+
+
+Works = dict[tuple[str, str], Forward | OnnxForward]  # (who, form) -> what runs here
+
+
 def bench_infer(
     model: str = "mspcaps_t",
     device: torch.device | None = None,
@@ -98,6 +131,8 @@ def bench_infer(
         "conventions": CONVENTIONS, "precision": "fp32" if working_precision(device) is None else "bf16",
     }  # fmt: skip
     works, fails = prepare(names, device, quick, say)
+    if ("ours", "onnxruntime") in works:
+        result["environment"]["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")
     say("latency of one image")
     latency = latencies(works, device, calls=5 if quick else 300)
     rows: dict[tuple[str, str], dict[str, Any]] = {
@@ -117,19 +152,26 @@ def bench_infer(
 
 def prepare(
     names: dict[str, str], device: torch.device, quick: bool, say: Callable[[str], None]
-) -> tuple[dict[tuple[str, str], Forward], dict[str, str]]:
-    """-> what runs here: (who, form) -> Forward; and which forms do not, with the reason."""
-    works: dict[tuple[str, str], Forward] = {}
+) -> tuple[Works, dict[str, str]]:
+    """-> what runs here, and which forms do not, with the reason."""
+    works: Works = {}
     fails: dict[str, str] = {}
-    forms = [form for form in FORMS if form != "captured" or device.type == "cuda"]
+    elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
+    forms = [form for form in FORMS if form != elsewhere]
     if quick:
-        forms, fails["compiled"] = forms[:2], "a quick run does not wait for a compiler"
+        fails = dict.fromkeys(forms[2:], "a quick run does not wait for it to be made")
+        forms = forms[:2]
     for form in forms:
         for who, name in names.items():
             say(f"preparing {name}, {form}")
-            forward = Forward(Task().model(name), form, device)
+            model = Task().model(name)
             try:
+                forward = OnnxForward(model) if form == "onnxruntime" else Forward(model, form, device)
                 forward.prepare(images(1))
+            except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
+                fails[form] = str(error)
+                works.pop(("ours", form), None)  # one without the other is no comparison
+                break
             except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
                 fails[form] = str(error.inner_exception).splitlines()[0]
                 break
@@ -142,9 +184,7 @@ def images(count: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
-def latencies(
-    works: dict[tuple[str, str], Forward], device: torch.device, calls: int
-) -> dict[tuple[str, str], dict[str, Any]]:
+def latencies(works: Works, device: torch.device, calls: int) -> dict[tuple[str, str], dict[str, Any]]:
     """Milliseconds of one image: every variant in turn, a few calls at a time so that its caches are warm."""
     samples: dict[tuple[str, str], list[float]] = {key: [] for key in works}
     burst = 10
@@ -161,7 +201,7 @@ def latencies(
 
 
 def throughput(
-    works: dict[tuple[str, str], Forward], device: torch.device, batch: int, effort: Effort
+    works: Works, device: torch.device, batch: int, effort: Effort
 ) -> dict[tuple[str, str], tuple[float, float, float]]:
     """-> median, lowest and highest milliseconds per batch."""
     effort = Effort(min(5, effort.repeats), effort.seconds / 4, effort.warmup)

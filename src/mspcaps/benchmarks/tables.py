@@ -74,10 +74,15 @@ def inference_notes(result: dict[str, Any]) -> list[str]:
     notes = [
         f"in their best forms one image takes {other} {ratios['latency_ours_vs_resnet']:.2f} times as long as ours; "
         f"our throughput is {ratios['throughput_ours_vs_resnet']:.2f} times that of {other}",
-        f"{environment['device']}, torch {environment['software']['torch']}, {result['precision']}",
+        f"{environment['device']}, {versions(environment['software'])}, {result['precision']}",
     ]
     notes += busy_note(environment)
     return notes + [f"{form} left out: {why}" for form, why in result["unavailable"].items()]
+
+
+def versions(software: dict[str, str]) -> str:
+    """Of what computed."""
+    return ", ".join(f"{name} {software[name]}" for name in ("torch", "onnxruntime") if name in software)
 
 
 def busy_note(environment: dict[str, Any]) -> list[str]:

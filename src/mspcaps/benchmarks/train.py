@@ -23,8 +23,8 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import summarize
 from mspcaps.training.distributed import World
+from mspcaps.training.setup import default_form, working_precision
 from mspcaps.training.step import Form
-from mspcaps.training.trainer import default_form, working_precision
 
 Say = Callable[[str], None]
 FORMS: dict[str, tuple[Form, ...]] = {"cpu": ("eager", "compiled"), "cuda": ("eager", "compiled", "captured")}

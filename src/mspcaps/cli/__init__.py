@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from mspcaps.cli import bench, commands, datasets, explanations
+from mspcaps.cli import app, bench, commands, datasets, explanations, exports
 from mspcaps.errors import MspcapsError
 
 Table = dict[str, Callable[..., Any]]
@@ -22,8 +22,10 @@ COMMANDS: Table = {
     "eval": commands.evaluate,
     "predict": commands.predict,
     "explain": explanations.explain,
+    "export": exports.export,
     "bench": bench.bench,
     "report": commands.report,
+    "app": app.app,
 }
 DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.verify}
 

@@ -14,6 +14,9 @@ from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, counting, 
 from mspcaps.errors import MspcapsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mspcaps.pictures import Prediction
     from mspcaps.training import Recipe, Trainer
 
 T = TypeVar("T")
@@ -31,6 +34,18 @@ class AugmentChanges:
     """Mirror images at random."""
     rotate: Maybe[float] = None
     """Largest angle of a random rotation, in degrees."""
+
+
+@dataclass(frozen=True)
+class ScaleChanges:
+    """Factors on the initial weights, by kind."""
+
+    votes: Maybe[float] = None
+    """Of the vote weights of the routing."""
+    positions: Maybe[float] = None
+    """Of the position embeddings."""
+    convolutions: Maybe[float] = None
+    """Of the convolutions."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,13 @@ class Changes:
     image_size: Maybe[int] = None
     """Side of the square images that the model sees."""
     augment: AugmentChanges = field(default_factory=AugmentChanges)
+    balance: Maybe[bool] = None
+    """Draw every class equally often in an epoch, however many images it has."""
+    init: Maybe[str] = None
+    """Shipped weights such as mspcaps_t.cifar10, or a weights file, to begin from."""
+    initial_scale: ScaleChanges = field(default_factory=ScaleChanges)
+    held_out: Maybe[int] = None
+    """Training images kept back to measure on in place of the test set."""
     seed: Maybe[int] = None
     """Decides initial weights, order of images and augmentation."""
 
@@ -164,8 +186,8 @@ def train(
         results: Folder of the ledger, which gets one JSON file per finished run.
         log_dir: Also write loss, learning rate and accuracy for TensorBoard into this folder.
     """
+    from mspcaps import train as run
     from mspcaps.training import list_recipes
-    from mspcaps.training import train as run
 
     if list:
         print("\n".join(list_recipes()))
@@ -189,7 +211,8 @@ def train(
     if result.entry:  # one process of several speaks
         accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
         best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
-        print(f"test accuracy {accuracy['last']:.2f} % after the last epoch, {best}; trained for {clock(seconds)}")
+        where = "held-out" if result.recipe.held_out else "test"
+        print(f"{where} accuracy {accuracy['last']:.2f} % after the last epoch, {best}; trained for {clock(seconds)}")
         print(f"weights: {result.folder / 'last.safetensors'}")
 
 
@@ -200,6 +223,7 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
 
     given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
     augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
+    scale = {key: value for key, value in asdict(given.pop("initial_scale")).items() if value is not None}
     if name is not None:
         recipe = load_recipe(name)
     elif "data" in given:
@@ -210,6 +234,8 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
         data = given.get("data", recipe.data)
         base = recipe.augment or (facts(data).augment if data in CATALOG else Augmentation())
         given["augment"] = replace(base, **augment)
+    if scale:
+        given["initial_scale"] = recipe.initial_scale | scale
     return override(recipe, **given)
 
 
@@ -237,10 +263,13 @@ def sweep(
     """
     from mspcaps.training import choose_device
     from mspcaps.training.sweep import load_sweep, run_sweep
+    from mspcaps.weights import weights_path
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
     report: Listener = Lines(every=30.0, named=True)
-    outcomes = run_sweep(recipes, choose_device(device), seconds, out, results, listener=report)
+    outcomes = run_sweep(
+        recipes, choose_device(device), seconds, out, results, listener=report, find_weights=weights_path
+    )
     counts = Counter(outcome.state for outcome in outcomes)
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     return 1 if counts["failed"] else 0
@@ -291,7 +320,10 @@ def evaluate(
     ]
     table(("class", "images", "accuracy"), rows, right=(1, 2))
     print(f"{images.name}, {split}: {found.n:,} images")
-    print(f"accuracy {found.accuracy:.2f} %  loss {found.loss:.4f}  calibration error {found.ece:.2f} %")
+    print(
+        f"accuracy {found.accuracy:.2f} %  mean of the classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
+        f"calibration error {found.ece:.2f} %"
+    )
 
 
 def predict(
@@ -303,25 +335,37 @@ def predict(
     """Say what is on pictures: the likeliest classes with their scores.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
+        weights: A .safetensors file that mspcaps wrote, a name that `mspcaps models --pretrained` shows, or the .onnx
+            file of `mspcaps export`.
         paths: Picture files, or folders of them.
         top: How many classes to show.
-        device: cpu or cuda; by default the GPU if there is one.
+        device: cpu or cuda; by default the GPU if there is one. ONNX runs on the CPU.
     """
-    from mspcaps.evaluation import stream_predictions
-    from mspcaps.training import choose_device
-    from mspcaps.weights import load_model
-
     if not paths:
         raise MspcapsError("name at least one picture or folder")
     failed = 0
-    for prediction in stream_predictions(load_model(weights).to(choose_device(device)), paths, top):
+    for prediction in predictions(weights, paths, top, device):
         if prediction.error is None:
             print(f"{prediction.path}: " + ", ".join(f"{name} {score:.3f}" for name, score in prediction.top))
         else:
             print(f"error: {prediction.error}", file=sys.stderr)
             failed += 1
     return 1 if failed else 0
+
+
+def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
+    """Weights through PyTorch; an exported file through onnxruntime, and then torch is not even imported."""
+    if weights.endswith(".onnx"):
+        from mspcaps.export.runner import OnnxModel
+
+        if device not in (None, "cpu"):
+            raise MspcapsError(f"{weights} runs on the CPU, through onnxruntime: leave --device {device} out")
+        return OnnxModel(weights).stream_predictions(paths, top)
+    from mspcaps.evaluation import stream_predictions
+    from mspcaps.training import choose_device
+    from mspcaps.weights import load_model
+
+    return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
 
 
 def report(

@@ -27,6 +27,23 @@ def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
     return torch.randperm(n, generator=generator_for("order", seed, epoch))
 
 
+def balanced_order(seed: int, epoch: int, labels: Tensor, count: int) -> Tensor:
+    """`count` images for this epoch, every class that occurs equally often: int64 [count]; labels int64 [n] on the CPU.
+
+    Of a class with more images than its share each epoch draws another part, none of them twice; of one with fewer
+    every image is drawn equally often, to within one. Where shares do not come out even, chance says who gets one more.
+    """
+    generator = generator_for("balanced order", seed, epoch)
+    sizes = labels.unique(return_counts=True)[1].tolist()
+    more = set(torch.randperm(len(sizes), generator=generator)[: count % len(sizes)].tolist())
+    drawn = []
+    for number, own in enumerate(labels.argsort(stable=True).split(sizes)):
+        share = count // len(sizes) + (number in more)
+        rest = torch.randperm(len(own), generator=generator)[: share % len(own)]
+        drawn += [own.repeat(share // len(own)), own[rest]]
+    return torch.cat(drawn)[torch.randperm(count, generator=generator)]
+
+
 def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation) -> Tensor:
     """One draw for every position of the epoch: float32 [n, DRAWS]."""
     generator = generator_for("augment", seed, epoch)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mspcaps.data.imageset import ImageSet
-from mspcaps.data.pictures import SUFFIXES, read_form, read_picture
 from mspcaps.errors import MspcapsError
+from mspcaps.pictures import SUFFIXES, read_form, read_picture
 
 Progress = Callable[[str, int, int | None], None]  # what is being read, items so far, items in all if known
 HELD_OUT = 5  # one picture in five

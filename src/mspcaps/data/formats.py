@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mspcaps.data.archives import read_gzip
-from mspcaps.data.pictures import read_pixels
 from mspcaps.errors import MspcapsError
+from mspcaps.pictures import read_pixels
 
 COLUMNS = 100  # images per row of a packed mosaic
 CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue plane

@@ -37,6 +37,11 @@ class Evaluation:
         """Percent of each class's images that were named rightly; not a number where a class has no image."""
         return (100 * self.confusion.diagonal() / self.confusion.sum(1)).tolist()
 
+    @property
+    def mean_per_class(self) -> float:
+        """Percent, each class counting alike, however many images it has; classes without one do not count."""
+        return torch.tensor(self.per_class).nanmean().item()
+
 
 def evaluate(
     model: nn.Module,

@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mspcaps.data.pictures import read_picture
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.predict import picture_files
 from mspcaps.explain.explanation import explain, explainable
 from mspcaps.explain.page import choose_classes, write_page
+from mspcaps.pictures import picture_files, read_picture
 
 
 @dataclass(frozen=True)

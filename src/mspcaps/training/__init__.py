@@ -3,7 +3,8 @@
 from typing import Any
 
 from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_from_dict
-from mspcaps.training.trainer import Epoch, Result, Trainer, choose_device
+from mspcaps.training.setup import choose_device
+from mspcaps.training.trainer import Epoch, Result, Trainer
 
 __all__ = [
     "Epoch", "Recipe", "Result", "Trainer", "choose_device", "list_recipes", "load_recipe", "override",

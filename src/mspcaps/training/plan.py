@@ -1,7 +1,8 @@
 """Which images a step sees: the plan of an epoch, on the device.
 
 Order and draws are functions of (seed, epoch), the batch one of (seed, epoch, step): that is what makes a resumed run
-equal to an uninterrupted one. With several processes each takes its share of every batch.
+equal to an uninterrupted one. With several processes each takes its share of every batch. A balanced order draws every
+class equally often; it is another order and nothing else, so every form of the step takes it as it is.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mspcaps.data import Augmentation, FolderImages, ImageSet
-from mspcaps.data.augment import DRAWS, epoch_draws, epoch_order
+from mspcaps.data.augment import DRAWS, balanced_order, epoch_draws, epoch_order
 from mspcaps.errors import MspcapsError
 
 
@@ -19,10 +20,12 @@ class Plan:
     """The images on the device and, for the current epoch, which ones in what order with which draws."""
 
     def __init__(
-        self, data: ImageSet, batch_size: int, augment: Augmentation, seed: int, rank: int = 0, world: int = 1
-    ) -> None:
+        self, data: ImageSet, batch_size: int, augment: Augmentation, seed: int, rank: int = 0, world: int = 1,
+        balance: bool = False,
+    ) -> None:  # fmt: skip
         self.images, self.labels = data.images, data.labels
         self._layout(len(data), batch_size, seed, rank, world)
+        self.balanced = data.labels.cpu() if balance else None
         self.augment = augment
         device = data.images.device
         share = batch_size // world
@@ -39,6 +42,12 @@ class Plan:
         self.steps = n // batch_size  # per epoch
         self.batch_size = batch_size
 
+    def epoch_order(self, epoch: int) -> Tensor:
+        """Which image stands at each position of the epoch: int64, at least steps x batch_size of them."""
+        if self.balanced is None:
+            return epoch_order(self.seed, epoch, self.n)
+        return balanced_order(self.seed, epoch, self.balanced, self.steps * self.batch_size)
+
     def share(self, rows: Tensor) -> Tensor:
         """[n, ...] for all images of an epoch -> [steps, this process's share of the batch, ...]."""
         rows = rows[: self.steps * self.batch_size].view(self.steps, self.batch_size, *rows.shape[1:])
@@ -46,7 +55,7 @@ class Plan:
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Lay out the epoch; the next batch is that of `step`."""
-        self.order.copy_(self.share(epoch_order(self.seed, epoch, self.n)))
+        self.order.copy_(self.share(self.epoch_order(epoch)))
         self.draws.copy_(self.share(epoch_draws(self.seed, epoch, self.n, self.augment)))
         self.position.fill_(step)
 
@@ -66,9 +75,10 @@ class StreamingPlan(Plan):
 
     def __init__(
         self, data: FolderImages, batch_size: int, augment: Augmentation, seed: int, device: torch.device,
-        rank: int = 0, world: int = 1, workers: int = 2,
+        rank: int = 0, world: int = 1, workers: int = 2, balance: bool = False,
     ) -> None:  # fmt: skip
         self._layout(len(data), batch_size, seed, rank, world)
+        self.balanced = torch.tensor(data.labels) if balance else None
         self.data, self.augment, self.workers = data, augment, workers
         share = batch_size // world
         self.images = torch.zeros(share, data.channels, *data.size, dtype=torch.uint8, device=device)
@@ -81,7 +91,7 @@ class StreamingPlan(Plan):
         self.step = 0
 
     def begin(self, epoch: int, step: int = 0) -> None:
-        order = self.share(epoch_order(self.seed, epoch, self.n))[step:]
+        order = self.share(self.epoch_order(epoch))[step:]
         self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
         self.batches = iter(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=self.workers))  # type: ignore[arg-type]
         self.step = step

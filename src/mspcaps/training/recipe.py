@@ -2,9 +2,11 @@
 
 import dataclasses
 import difflib
+import hashlib
+import re
 import tomllib
 import typing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +42,24 @@ class Recipe:
     """Side of the square images the model sees; by default what the data set says."""
     augment: Augmentation | None = None
     """Training augmentation; by default the data set's own."""
+    balance: bool = False
+    """Draw every class equally often in an epoch, however many images it has."""
+    init: str = ""
+    """Shipped weights such as mspcaps_t.cifar10, or a weights file, to begin from; empty: from fresh weights."""
+    initial_scale: dict = field(default_factory=dict)
+    """Factors on the initial weights by kind: votes, positions, convolutions; 1 where none is named."""
     held_out: int = 0
     """Training images kept back to measure on in place of the test set: settings are chosen on those."""
     seed: int = 0
     """Decides initial weights, order of images and augmentation."""
 
     def __post_init__(self) -> None:
-        for field, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
-            if getattr(self, field) < least:
-                raise MspcapsError(f"{field} is {getattr(self, field)}, but must be at least {least}")
-        for field in ("lr", "weight_decay", "min_lr", "warmup_start"):
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise MspcapsError(f"{field} is {getattr(self, field)}, but must be a number that is not negative")
+        for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise MspcapsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        for name in ("lr", "weight_decay", "min_lr", "warmup_start"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a number that is not negative")
 
     @property
     def dataset(self) -> str:
@@ -111,7 +119,7 @@ def recipe_from_dict(values: dict[str, Any], where: str) -> Recipe:
 
 def override(recipe: Recipe, **changes: Any) -> Recipe:
     """The recipe with some fields changed; unless only the seed changes, its name says so."""
-    known = {field.name for field in fields(Recipe)}
+    known = {entry.name for entry in fields(Recipe)}
     for key in changes:
         if key not in known:
             raise MspcapsError(_unknown(key, known, "the recipe"))
@@ -126,13 +134,18 @@ def override(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def _short(value: Any) -> str:
+    """Fit for the name of a folder."""
     if isinstance(value, Augmentation):
-        return ",".join(f"{field.name}{getattr(value, field.name)}" for field in fields(value))
+        return ",".join(f"{entry.name}{getattr(value, entry.name)}" for entry in fields(value))
+    if isinstance(value, dict):
+        return ",".join(f"{key}{item}" for key, item in sorted(value.items()))
+    if isinstance(value, str) and re.search(r"[/\\]", value):  # a path: most weights are called last, so it needs more
+        return f"{Path(value).stem}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
     return str(value)
 
 
 def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
-    known = {field.name: typing.get_type_hints(kind)[field.name] for field in fields(kind)}
+    known = {entry.name: typing.get_type_hints(kind)[entry.name] for entry in fields(kind)}
     for key, value in values.items():
         if key not in known:
             raise MspcapsError(_unknown(key, set(known), where))

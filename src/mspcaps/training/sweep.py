@@ -19,7 +19,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
 from mspcaps.training.ledger import entry_path, read_entry
 from mspcaps.training.recipe import Recipe, load_recipe, override
-from mspcaps.training.trainer import Listener, Trainer
+from mspcaps.training.trainer import FindWeights, Listener, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
 Report = Callable[[str], None]
@@ -84,6 +84,7 @@ def run_sweep(
     results: Path = Path("results"),
     report: Report = print,
     listener: Listener = lambda trainer: None,
+    find_weights: FindWeights = lambda file: Path(file).expanduser(),
 ) -> list[Outcome]:
     """Runs what the ledger lacks, in order, as many at a time as fit.
 
@@ -104,7 +105,7 @@ def run_sweep(
                 if time.monotonic() + expected_seconds(recipe, results) > deadline:
                     outcomes.append(Outcome(recipe, "left", "no time left for it"))
                     continue
-                running[pool.submit(_one, recipe, device, out, results, deadline, listener)] = share
+                running[pool.submit(_one, recipe, device, out, results, deadline, listener, find_weights)] = share
             if not running:
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -117,14 +118,18 @@ def run_sweep(
 
 
 def _one(
-    recipe: Recipe, device: torch.device, out: Path, results: Path, deadline: float, listener: Listener
-) -> Outcome:
+    recipe: Recipe, device: torch.device, out: Path, results: Path, deadline: float, listener: Listener,
+    find_weights: FindWeights,
+) -> Outcome:  # fmt: skip
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
         together = int(1 / share_of_device(recipe, device))
         stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with stream:
-            trainer = Trainer(recipe, device, out=out, results=results, listener=listener, side_by_side=together)
+            trainer = Trainer(
+                recipe, device, out=out, results=results, listener=listener, side_by_side=together,
+                find_weights=find_weights,
+            )  # fmt: skip
             result = trainer.run(deadline)
     except MspcapsError as error:
         return Outcome(recipe, "failed", str(error))

@@ -7,44 +7,38 @@ test epoch, for comparison with papers that report it) and last.safetensors (wha
 """
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mspcaps.data import (
-    CATALOG,
-    Augmentation,
-    FolderImages,
-    ImageSet,
-    facts,
-    load_dataset,
-    open_folder,
-    provenance,
-)
+from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
-from mspcaps.models import create_model
-from mspcaps.models.layers import use_channels_last
 from mspcaps.models.pretrained import save_weights
+from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import load_checkpoint, save_checkpoint
-from mspcaps.training.distributed import World, join_world, synchronize_batchnorm
+from mspcaps.training.distributed import join_world, synchronize_batchnorm
 from mspcaps.training.evaluator import Evaluator
-from mspcaps.training.optimizer import FlatAdamW
-from mspcaps.training.plan import Plan, StreamingPlan
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.schedule import learning_rate
-from mspcaps.training.step import Form, Step
+from mspcaps.training.setup import (
+    build_model,
+    default_form,
+    load_images,
+    make_plan,
+    make_step,
+    resolve,
+    working_precision,
+)
+from mspcaps.training.step import Form
 
-SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
-MEASURED = 2000  # own images that mean and deviation are taken from
 preparing = threading.Lock()  # compilers and graph capture take one run at a time
 
 
@@ -70,6 +64,7 @@ class Result:
 
 
 Listener = Callable[["Trainer"], None]
+FindWeights = Callable[[str], Path]
 
 
 class Trainer:
@@ -85,6 +80,8 @@ class Trainer:
         save_every: float = 30.0,
         listener: Listener = lambda trainer: None,
         side_by_side: int = 1,
+        find_weights: FindWeights = lambda file: Path(file).expanduser(),
+        say: Callable[[str], None] = print,
     ) -> None:
         self.device, self.listener, self.save_every, self.results = device, listener, save_every, results
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
@@ -95,7 +92,9 @@ class Trainer:
         self.recipe = resolve(recipe, train)
         self.classes = train.classes
         self.folder = out / self.recipe.dataset / self.recipe.model / self.recipe.run_name
-        self.model = build_model(self.recipe, train).to(device).train()
+        self.model = build_model(self.recipe, train)
+        self.initial = self.begin_from(find_weights, say)
+        self.model.to(device).train()
         if self.world.size > 1:
             synchronize_batchnorm(self.model)
         self.plan = make_plan(self.recipe, train, device, self.world)
@@ -106,6 +105,18 @@ class Trainer:
         self.history: list[Epoch] = []
         self.best: dict[str, Tensor] = {}
         self.best_is_new = False
+
+    def begin_from(self, find_weights: FindWeights, say: Callable[[str], None]) -> dict[str, str] | None:
+        """Take over what fits of the recipe's initial weights, unless a checkpoint is there: that knows more.
+
+        What comes with the package is found by `weights`, which stands to our right: hence `find_weights`.
+        """
+        if not self.recipe.init or (self.folder / "checkpoint.safetensors").is_file():
+            return None
+        done = transfer(self.model, find_weights(self.recipe.init), self.classes, self.recipe.init)
+        if self.world.leads:
+            say(str(done))
+        return {"sha256": done.sha256, "transfer": str(done)}
 
     def run(self, deadline: float = math.inf) -> Result | None:
         """Train to the end. Past the deadline (time.monotonic) it saves a checkpoint and returns None."""
@@ -173,7 +184,7 @@ class Trainer:
             self.best_is_new = False
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [vars(row) for row in self.history],
+            "history": [vars(row) for row in self.history], "initial": self.initial,
         }  # fmt: skip
         save_checkpoint(self.folder / "checkpoint.safetensors", self.checkpoint_tensors(), progress)
 
@@ -189,7 +200,8 @@ class Trainer:
             return
         with torch.no_grad():
             progress = load_checkpoint(path, self.checkpoint_tensors())
-        differing = [key for key, value in self.recipe.to_dict().items() if progress["recipe"].get(key) != value]
+        written = Recipe().to_dict() | progress["recipe"]  # a field younger than the checkpoint had its default
+        differing = [key for key, value in self.recipe.to_dict().items() if written[key] != value]
         if differing:
             raise MspcapsError(
                 f"{path} was written with another {differing[0]}; remove it, or name the run otherwise, to start anew"
@@ -197,6 +209,7 @@ class Trainer:
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
         self.history = [Epoch(**row) for row in progress["history"]]
+        self.initial = progress.get("initial")
 
     def check_finite(self) -> None:
         """Stop a run whose loss is lost, and say where the first value went missing."""
@@ -241,6 +254,7 @@ class Trainer:
             "dataset": self.recipe.dataset,
             "provenance": facts_line(self.recipe.data),
             "recipe": self.recipe.to_dict(),
+            "initial": self.initial,
             "seed": self.recipe.seed,
             "epochs": self.recipe.epochs,
             "accuracy": {"last": self.history[-1].accuracy, "best": best.accuracy, "best_epoch": best.epoch},
@@ -266,108 +280,3 @@ class Trainer:
 
 def facts_line(data: str) -> str:
     return provenance(data) if data in CATALOG else "a data set of the user's own"
-
-
-def default_form(device: torch.device, world: World) -> Form:
-    """The fastest form that the device supports."""
-    return "captured" if device.type == "cuda" and world.size == 1 else "eager"
-
-
-def working_precision(device: torch.device) -> torch.dtype | None:
-    """What the device computes in if that is not fp32."""
-    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
-
-
-def choose_device(name: str | None = None) -> torch.device:
-    """A device by name; by default the GPU if there is one."""
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
-    return device
-
-
-def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
-    """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
-    train, test = load_splits(recipe, device)
-    if not recipe.held_out:
-        return train, test
-    if not isinstance(train, ImageSet):
-        raise MspcapsError(f"held_out needs a data set that fits into memory, and {recipe.dataset} does not")
-    return train.split(recipe.held_out)
-
-
-def load_splits(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
-    """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
-    path = Path(recipe.data).expanduser()
-    wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
-    if recipe.data in CATALOG or not path.is_dir() or (path / "manifest.json").is_file():
-        train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
-        size = wanted or at_least(train_set.size, SMALLEST)
-        return train_set.resized(size).to(device), test_set.resized(size)
-    train, test = open_folder(path, "train", wanted), open_folder(path, "test", wanted)
-    size = wanted or at_least(train.size, SMALLEST)
-    train = replace(train, size=size)
-    test = replace(test, size=size, channels=train.channels)
-    if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
-        return train, test
-    return train.resident().to(device), test.resident()
-
-
-def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
-    return max(size[0], least), max(size[1], least)
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
-    """The recipe with what it left to the data set filled in."""
-    augment = recipe.augment
-    if augment is None:  # of own images only this is known: a small shift leaves the class as it is
-        augment = facts(recipe.data).augment if recipe.data in CATALOG else Augmentation(crop=min(train.size) // 8)
-    size = train.size[0] if train.size[0] == train.size[1] else recipe.image_size
-    return replace(recipe, augment=augment, image_size=size)
-
-
-def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:
-    """Initial weights are a function of the seed; the global random state is left as it was."""
-    if recipe.data in CATALOG:
-        mean, std = facts(recipe.data).mean, facts(recipe.data).std
-    else:
-        mean, std = measure(train)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return create_model(recipe.model, len(train.classes), train.channels, train.size, mean, std)
-
-
-def measure(train: ImageSet | FolderImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel over at most MEASURED images, evenly spread, whether they are in memory or not."""
-    index = torch.linspace(0, len(train) - 1, min(len(train), MEASURED)).long()
-    if isinstance(train, ImageSet):
-        return train.subset(index.to(train.images.device)).mean_and_std()
-    items = [train[i] for i in index.tolist()]
-    images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
-    return ImageSet(images, labels, train.classes, train.name).mean_and_std()
-
-
-def make_step(model: nn.Module, plan: Plan, weight_decay: float, form: Form, world: World | None = None) -> Step:
-    """The model laid out for its device, its optimizer, its step. The benchmark times what this makes."""
-    use_channels_last(model)
-    autocast = working_precision(plan.images.device)
-    optimizer = FlatAdamW(model, weight_decay, autocast or torch.float32)
-    return Step(model, plan, optimizer, form, autocast, world)
-
-
-def make_plan(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Plan:
-    assert recipe.augment is not None
-    if isinstance(train, ImageSet):
-        return Plan(train, recipe.batch_size, recipe.augment, recipe.seed, world.rank, world.size)
-    return StreamingPlan(train, recipe.batch_size, recipe.augment, recipe.seed, device, world.rank, world.size)

@@ -1,0 +1,47 @@
+"""Takes docs/app.png and docs/app_narrow.png from `mspcaps app` with the shipped models; needs chromium.
+
+PYTHONPATH=src python docs/make_app.py [WEIGHTS ...]
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from mspcaps.app import Shelf
+from mspcaps.app.page import start
+from mspcaps.files import write_atomically
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "tests" / "app"))
+
+from chromium import Chromium  # noqa: E402 - lives with the tests
+
+
+def slide(page: Chromium, name: str, value: float) -> None:
+    page.run(
+        f"(() => {{ const s = document.querySelector('#{name} input[type=range]'); s.value = {value};"
+        " s.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+def shoot(url: str, name: str, width: int, height: int, sample: int) -> None:
+    """A sample, slightly turned and attacked."""
+    with Chromium(width, height) as page:
+        page.open(url)
+        page.wait("document.querySelector('#answer h2.says')")
+        page.run(f"document.querySelectorAll('.samples button')[{sample}]?.click()")
+        slide(page, "rotation", 12)
+        slide(page, "fgsm", 1)
+        page.wait("document.querySelector('#answer .lead').innerText.includes('untouched')")
+        time.sleep(1)  # the last of the changes
+        page.run("window.scrollTo(0, 0)")
+        write_atomically(DOCS / name, page.screenshot())
+
+
+if __name__ == "__main__":
+    running = start(Shelf([Path(word) for word in sys.argv[1:]]))
+    try:
+        shoot(running.url, "app.png", 1280, 1330, 7)
+        shoot(running.url, "app_narrow.png", 390, 1500, 7)
+    finally:
+        running.close()

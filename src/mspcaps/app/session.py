@@ -1,0 +1,82 @@
+"""One question, one answer: a model, a picture and what is done to it -> what the page shows. No browser in here."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.app import view
+from mspcaps.app.perturb import Changes, perturbed
+from mspcaps.app.uploads import picture_pixels
+from mspcaps.errors import MspcapsError
+from mspcaps.explain.explanation import Explanation, explain, explainable
+from mspcaps.explain.tree import Grower
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Two pieces of the page as HTML, and what they say as data."""
+
+    label: str  # the winning class
+    lengths: dict[str, float]  # of every class capsule; a probability where the model has no capsules
+    view: str
+    tree: str
+
+
+def answer(model: nn.Module, picture: object, changes: Changes = Changes()) -> Answer:  # noqa: B008 - frozen
+    """`picture` is the text that `uploads.accept` gave. What cannot be answered is an MspcapsError: one sentence."""
+    config = model.config
+    assert isinstance(config, dict)
+    pixels = torch.from_numpy(picture_pixels(picture, tuple(config["img_size"]), config["in_chans"]))
+    untouched = lengths_of(model, perturbed(model, pixels, Changes())) if changes.any else None
+    x = perturbed(model, pixels, changes)
+    try:
+        explainable(model)
+    except MspcapsError as why:
+        return plain(model, x, untouched, str(why))
+    # The picture twice: the parts of winner and runner-up are then found in one go.
+    found = explain(model, x.expand(2, *x.shape[1:]))
+    sides = both_sides(found)
+    return Answer(
+        found.classes[sides[0].label],
+        named(found.lengths[0], found.classes),
+        view.explained(found, sides, untouched),
+        view.trees(found, sides),
+    )
+
+
+def both_sides(found: Explanation) -> list[view.Side]:
+    """Of a batch that holds the same picture twice: the winner in the first, the runner-up in the second."""
+    labels = found.ranking[0, :2]
+    effects = [value.detach() for value in found.effects(labels)]
+    heat = found.spread(effects).cpu()
+    sides = []
+    for i, label in enumerate(labels.tolist()):
+        grower = Grower(found.routing, found.blocks, found.scales, [value[i] for value in effects], i)
+        sides.append(view.Side(label, grower.tree(label), heat[i]))
+    return sides
+
+
+def plain(model: nn.Module, x: Tensor, untouched: Tensor | None, why: str) -> Answer:
+    """Of a model whose routing cannot be followed: lengths, or probabilities, and the picture."""
+    lengths, classes = lengths_of(model, x), classes_of(model)
+    name = classes[int(lengths.argmax())]
+    return Answer(name, named(lengths, classes), view.plain(x[0], lengths, classes, untouched, why), "")
+
+
+@torch.no_grad()
+def lengths_of(model: nn.Module, x: Tensor) -> Tensor:
+    """[K] on the CPU, in [0, 1]."""
+    scores = model(x)[0].float().cpu()
+    return scores if hasattr(model, "forward_capsules") else scores.softmax(0)
+
+
+def classes_of(model: nn.Module) -> tuple[str, ...]:
+    config = model.config
+    assert isinstance(config, dict)
+    names = getattr(model, "about", {}).get("classes") or [str(label) for label in range(config["num_classes"])]
+    return tuple(names)
+
+
+def named(lengths: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
+    return dict(zip(classes, lengths.tolist(), strict=True))

@@ -1,0 +1,82 @@
+"""Pictures from strangers: bytes -> a small picture that the browser keeps and sends along with every question.
+
+Bytes are counted first, then the header is judged, and only then is a pixel decoded (pictures/files.py). What is larger
+than the app needs is shrunk once, here; the file is gone when `accept` returns, and the server remembers nothing.
+"""
+
+import base64
+import binascii
+import io
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mspcaps.errors import MspcapsError
+from mspcaps.pictures import read_form, read_picture
+
+UPLOAD_BYTES = 8 << 20
+UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
+KEPT_SIDE = 256  # pixels of the longer side that are kept of an upload; no model of ours sees more
+TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
+TEXT_PIXELS = 1 << 18
+PREFIX = "data:image/png;base64,"
+
+
+def accept(data: bytes) -> str:
+    """An uploaded file -> the picture as a data URL, upright and at most KEPT_SIDE wide and high."""
+    with picture_file(data, UPLOAD_BYTES, UPLOAD_PIXELS) as path:
+        (height, width), grey = read_form(path)
+        scale = min(1.0, KEPT_SIDE / max(height, width))
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        return picture_text(read_picture(path, size, 1 if grey else 3))
+
+
+def picture_text(pixels: np.ndarray) -> str:
+    """uint8 [c, h, w] with 1 or 3 channels -> data URL of a PNG."""
+    file = io.BytesIO()
+    Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file, "PNG")
+    return PREFIX + base64.b64encode(file.getvalue()).decode()
+
+
+def picture_pixels(text: object, size: tuple[int, int], channels: int) -> np.ndarray:
+    """What `accept` or the drawing board gave, from a browser that may have changed it -> uint8 [channels, *size]."""
+    if not isinstance(text, str) or not text:
+        raise MspcapsError("there is no picture yet: pick, upload or draw one")
+    if len(text) > TEXT_CHARS:
+        raise MspcapsError(f"the picture takes {len(text):,} characters as text, the limit is {TEXT_CHARS:,}")
+    if not text.startswith(PREFIX):
+        raise MspcapsError(f"the picture must be the text of a PNG that begins with {PREFIX}")
+    try:
+        data = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MspcapsError("the text of the picture is not base64") from error
+    with picture_file(data, TEXT_CHARS, TEXT_PIXELS) as path:
+        return read_picture(path, size, channels)
+
+
+@contextmanager
+def picture_file(data: bytes, most_bytes: int, most_pixels: int) -> Iterator[Path]:
+    """The bytes as a file for as long as the block lasts, after a look at its header.
+
+    Sentences of the block name "the picture", not our temporary file.
+    """
+    if not data:
+        raise MspcapsError("the picture is empty: it has no bytes")
+    if len(data) > most_bytes:
+        raise MspcapsError(f"the picture has {len(data):,} bytes, the limit is {most_bytes:,}")
+    with tempfile.TemporaryDirectory(prefix="mspcaps-app-") as folder:
+        path = Path(folder) / "picture"
+        path.write_bytes(data)
+        try:
+            height, width = read_form(path)[0]
+            if height * width > most_pixels:
+                raise MspcapsError(
+                    f"the picture has {width:,} x {height:,} pixels, the limit is {most_pixels:,} in all"
+                )
+            yield path
+        except MspcapsError as error:
+            raise MspcapsError(str(error).replace(str(path), "the picture")) from error

@@ -1,0 +1,44 @@
+"""`mspcaps export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from mspcaps.cli.commands import Maybe
+from mspcaps.cli.progress import counting, size_of
+
+
+def export(
+    weights: Positional[str],
+    out: Positional[Path],
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    calibrate: Maybe[str] = None,
+) -> None:
+    """Write trained weights as ONNX or torch.export file for elsewhere, once it has given the same scores as PyTorch.
+
+    Args:
+        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
+        out: The file to write: OUT.onnx, or OUT.pt2 for torch.export.load.
+        int8: ONNX only: quantise the convolutions to eight bits, and say how many answers stay the same.
+        calibrate: Name of a data set or path of a folder whose training images set the ranges of int8, and whose test
+            images show what it costs; by default what the weights were trained on.
+    """
+    from mspcaps.export.model import check_request, export_model
+    from mspcaps.weights import load_model
+
+    check_request(out, int8, calibrate)
+    with counting() as progress:
+        made = export_model(load_model(weights), out, int8, calibrate, progress)
+    about = made.metadata
+    height, width = about.img_size
+    task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
+    print(f"{made.path}: {about.model}, {task}, {about.precision}, {size_of(made.bytes)}")
+    shown = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in made.differences.items())
+    print(f"largest difference of a score to PyTorch, in fp32: {shown}")
+    if found := made.agreement:
+        print(
+            f"int8 gives the same answer as fp32 for {found.same:,} of {found.images:,} test images of {found.data} "
+            f"({100 * found.same / found.images:.1f} %); {found.calibrated:,} of its training images set the ranges"
+        )

@@ -1,0 +1,5 @@
+"""Attacks: images changed within a budget so that a model errs. One file each."""
+
+from mspcaps.evaluation.attacks.fgsm import fgsm
+
+__all__ = ["fgsm"]

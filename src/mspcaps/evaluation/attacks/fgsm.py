@@ -1,0 +1,35 @@
+"""The fast gradient sign method (Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015).
+
+    x' = clip(x + eps sign(dJ/dx), 0, 1)
+
+One step of the size eps in every pixel, in the direction that raises the loss J of the given labels. J is the
+cross-entropy of the scores, not the margin loss that capsules are trained with: that one is exactly flat wherever the
+model is sure (a capsule longer than 0.9, the others shorter than 0.1), and an attack without a gradient would make a
+model look robust that is not.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.errors import MspcapsError
+
+
+def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float) -> Tensor:
+    """images [b, c, h, w] in [0, 1], labels int64 [b] to lead away from -> [b, c, h, w] in [0, 1], at most eps away.
+
+    The model is asked in eval mode and left in the mode it was in; its parameters get no gradients.
+    """
+    if not (math.isfinite(eps) and 0 <= eps <= 1):
+        raise MspcapsError(f"eps is {eps}, but must lie between 0 and 1, such as 8/255")
+    was_training = model.training
+    model.eval()  # BatchNorm must not mix the images of a batch, nor learn from them
+    try:
+        with torch.enable_grad():
+            x = images.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(F.cross_entropy(model(x), labels, reduction="sum"), x)
+    finally:
+        model.train(was_training)
+    return (images + eps * slope.sign()).clamp(0, 1)

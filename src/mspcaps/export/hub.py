@@ -1,0 +1,162 @@
+"""Models in a folder, and on the Hugging Face hub: model.safetensors, config.json and a README.md as model card.
+
+The weights file is the one that mspcaps writes everywhere: `mspcaps predict FOLDER/model.safetensors PICTURE` works.
+"""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mspcaps import __version__
+from mspcaps.errors import MspcapsError
+from mspcaps.export.metadata import required
+from mspcaps.export.model import describe
+from mspcaps.files import write_atomically
+from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.weights import Card, list_pretrained, read_card, weights_path
+
+WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name; no path begins so and has nothing more
+
+
+def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = None) -> Path:
+    """Write a model of `load_model` or `create_model` into a folder; returns the folder.
+
+    `licence` is the hub's word for it, such as "mit" or "cc-by-4.0", for weights of your own.
+    """
+    describe(model)  # refuses what does not know its own sizes
+    folder, card = Path(folder).expanduser(), shipped_card(model)
+    about: Any = getattr(model, "about", {})
+    save_weights(folder / WEIGHTS, model, **about)
+    write_atomically(folder / CONFIG, json.dumps(config_of(model), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / README, model_card(model, card, licence))
+    return folder
+
+
+def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> nn.Module:
+    """The model of a folder, or of a repository OWNER/NAME on the hub (`revision`: its branch, tag or commit).
+
+    In eval mode; `model.about` has its classes and recipe. Only safetensors and JSON are fetched and read.
+    """
+    folder = Path(name_or_folder).expanduser()
+    if not folder.is_dir():
+        folder = fetched(str(name_or_folder), revision)
+    elif revision is not None:
+        raise MspcapsError(f"{folder} is a folder, which has no revision {revision!r}: leave it out")
+    model = load_model(folder / WEIGHTS)
+    check_config(model, folder / CONFIG)
+    return model
+
+
+def push_to_hub(model: nn.Module, repo_id: str, private: bool = False, licence: str | None = None) -> str:
+    """Put a model into the repository OWNER/NAME of the hub, which is made if need be; returns its address.
+
+    Log in first, with `hf auth login` or the variable HF_TOKEN.
+    """
+    hub: Any = required("huggingface_hub", "hub")
+    check_name(repo_id)
+    with tempfile.TemporaryDirectory() as place:
+        save_pretrained(model, place, licence)
+        try:
+            address = hub.create_repo(repo_id, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=repo_id, folder_path=place, commit_message=f"Model of mspcaps {__version__}")
+        except Exception as error:  # of the network or of the hub: they have no common base
+            raise MspcapsError(f"cannot put the model into {repo_id}: {first_line(error)}") from error
+    return str(address)
+
+
+def fetched(repo_id: str, revision: str | None) -> Path:
+    """The repository's weights and configuration in the cache of huggingface_hub, fetched if they are not there."""
+    check_name(repo_id)
+    hub: Any = required("huggingface_hub", "hub")
+    try:
+        place = hub.snapshot_download(repo_id, revision=revision, allow_patterns=[WEIGHTS, CONFIG])
+    except Exception as error:  # of the network or of the hub: they have no common base
+        raise MspcapsError(
+            f"there is no folder {repo_id}, and the Hugging Face hub does not give it: {first_line(error)}"
+        ) from error
+    if not (Path(place) / WEIGHTS).is_file():
+        raise MspcapsError(f"{repo_id} on the Hugging Face hub holds no {WEIGHTS}: mspcaps did not put it there")
+    return Path(place)
+
+
+def check_name(repo_id: str) -> None:
+    if not REPOSITORY.fullmatch(repo_id):
+        raise MspcapsError(f"{repo_id} is neither a folder nor a repository OWNER/NAME of the Hugging Face hub")
+
+
+def first_line(error: Exception) -> str:
+    """The hub's errors begin with a sentence and go on with advice."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """What config.json holds, for people and for the hub, which counts its downloads. The weights file knows it too."""
+    config: Any = model.config
+    return {
+        "library_name": "mspcaps",
+        "library_version": __version__,
+        "architecture": config["name"],
+        "num_classes": config["num_classes"],
+        "in_chans": config["in_chans"],
+        "img_size": list(config["img_size"]),
+        "mean": list(config["mean"]),
+        "std": list(config["std"]),
+        "classes": list(describe(model).classes),
+    }
+
+
+def check_config(model: nn.Module, path: Path) -> None:
+    """A folder put together from two models is refused; one without config.json is not."""
+    if not path.is_file():
+        return
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        said = {key: said[key] for key in ("architecture", "num_classes", "in_chans", "img_size")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise MspcapsError(f"{path} is not the configuration of a model of mspcaps: {error!r}") from error
+    for key, value in said.items():
+        if value != (held := config_of(model)[key]):
+            raise MspcapsError(f"{path} says that {key} is {value}, but {WEIGHTS} beside it holds a model with {held}")
+
+
+def shipped_card(model: nn.Module) -> Card | None:
+    """The card of shipped weights, if the model has these very weights: then what it says is true of the model."""
+    config: Any = model.config
+    state = model.state_dict()
+    for name in list_pretrained(f"{config['name']}.*"):
+        shipped = load_model(weights_path(name)).state_dict()
+        if all(torch.equal(tensor, state[key].cpu()) for key, tensor in shipped.items()):
+            return read_card(name)
+    return None
+
+
+def model_card(model: nn.Module, card: Card | None, licence: str | None) -> str:
+    """README.md: front matter for the hub, then what is known. An accuracy only where one was measured."""
+    about = describe(model)
+    height, width = about.img_size
+    params = sum(parameter.numel() for parameter in model.parameters())
+    licence = "mit" if card else licence
+    front = ["library_name: mspcaps", "pipeline_tag: image-classification"]
+    front += [f"license: {licence}"] if licence else []
+    front += ["tags:", "- capsule-network", "- image-classification", f"- {about.model}"]
+    facts = [
+        f"- Model: `{about.model}` of mspcaps {__version__}, {params:,} parameters",
+        f"- Input: {about.channels} x {height} x {width} (channels, height, width) in [0, 1]; it normalises by itself",
+        f"- Classes: {', '.join(about.classes)}",
+    ]
+    if card:
+        facts += [
+            f"- Accuracy: {card.accuracy:.2f} % of the {card.test_images:,} test images of {card.dataset}, measured on "
+            f"{card.measured_on}",
+            f"- {card.licence}",
+        ]
+    use = 'import mspcaps\n\nmodel = mspcaps.from_pretrained("OWNER/NAME")  # or the path of this folder\n'
+    use += 'print(mspcaps.predict(model, ["picture.png"]))\n'
+    head = "\n".join(front)
+    return f"---\n{head}\n---\n\n# {about.model}\n\n" + "\n".join(facts) + f"\n\n```python\n{use}```\n"

@@ -1,0 +1,114 @@
+"""`export_model`: a trained model as one file for elsewhere, written only after it gave PyTorch's answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.export.graphs import onnx_runner, pt2_runner, to_onnx, to_pt2, traced
+from mspcaps.export.metadata import Metadata, required
+from mspcaps.export.quantize import Agreement, calibration, quantized
+from mspcaps.files import write_atomically
+
+BATCHES = (1, 3, 8)
+TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
+SUFFIXES = (".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it was checked."""
+
+    path: Path
+    bytes: int
+    metadata: Metadata
+    differences: dict[int, float]  # batch -> largest difference of a score to PyTorch's, in fp32
+    agreement: Agreement | None = None  # of int8
+
+
+def export_model(
+    model: nn.Module,
+    path: str | Path,
+    int8: bool = False,
+    calibrate: str | Path | None = None,
+    progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+) -> Exported:
+    """Write `path`: .onnx for onnxruntime and others, .pt2 for torch.export.load. The batch size stays free.
+
+    Before anything is written the file's scores are compared with the model's at batches of 1, 3 and 8. `int8` (ONNX)
+    also quantises the convolutions, with ranges from training images of `calibrate`, a data set or a folder, by default
+    what the model was trained on. `model` comes from `load_model` or `create_model`.
+    """
+    path = check_request(Path(path).expanduser(), int8, calibrate)
+    about = describe(model)
+    images = calibration(model, calibrate, progress) if int8 else None
+    program, agreement = traced(model), None
+    if path.suffix == ".onnx":
+        content = to_onnx(program, about)
+        differences = check_parity(model, about, onnx_runner(content))
+    else:
+        content = to_pt2(program, about)
+        differences = check_parity(model, about, pt2_runner(content))
+    if images is not None:
+        about = replace(about, precision="int8")
+        content, agreement = quantized(content, model, about, *images)
+    write_atomically(path, content)
+    return Exported(path, len(content), about, differences, agreement)
+
+
+def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
+    """What can be refused at once is, before the model is looked at."""
+    if path.suffix not in SUFFIXES:
+        raise MspcapsError(f"{path} does not say which format: a name that ends in .onnx or .pt2 does")
+    if int8 and path.suffix != ".onnx":
+        raise MspcapsError(f"int8 is made for ONNX only: name the file {path.stem}.onnx instead of {path.name}")
+    if calibrate is not None and not int8:
+        raise MspcapsError(f"calibration images ({calibrate}) are for int8 only: ask for int8 too, or leave them out")
+    if path.is_dir():
+        raise MspcapsError(f"cannot write {path}: it is a folder")
+    if path.suffix == ".onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            required(package, "onnx")
+    return path
+
+
+def describe(model: nn.Module) -> Metadata:
+    config: Any = getattr(model, "config", None)
+    if not isinstance(config, dict):
+        raise MspcapsError(
+            f"a {type(model).__name__} does not say which images it takes: only models of create_model and load_model "
+            "can be exported"
+        )
+    about: Any = getattr(model, "about", {})
+    classes = about.get("classes") or [str(label) for label in range(config["num_classes"])]
+    return Metadata(config["name"], tuple(classes), tuple(config["img_size"]), config["in_chans"])
+
+
+@torch.no_grad()
+def check_parity(
+    model: nn.Module, about: Metadata, run: Callable[[np.ndarray], np.ndarray], tolerance: float = TOLERANCE
+) -> dict[int, float]:
+    """Batch -> largest difference of a score, on random images; a sentence if one is too large."""
+    generator, differences = torch.Generator().manual_seed(0), {}
+    parameter, was_training = next(model.parameters()), model.training
+    model.eval()
+    for batch in BATCHES:
+        images = torch.rand(batch, about.channels, *about.img_size, generator=generator)
+        expected = model(images.to(parameter.device, parameter.dtype)).float().cpu().numpy()
+        found = run(images.numpy())
+        largest = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
+        allowed = tolerance * max(1.0, float(np.abs(expected).max()))
+        if not largest <= allowed:  # also when it is not a number
+            model.train(was_training)
+            raise MspcapsError(
+                f"the exported {about.model} differs from PyTorch by {largest:.1e} at batch {batch}, but may by "
+                f"{allowed:.0e} only: nothing was written"
+            )
+        differences[batch] = largest
+    model.train(was_training)
+    return differences

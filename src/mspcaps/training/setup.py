@@ -1,0 +1,130 @@
+"""What a run is made of, from its recipe and its device: images, model, plan, step."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
+from mspcaps.errors import MspcapsError
+from mspcaps.models import create_model
+from mspcaps.models.initial import scale_initial_weights
+from mspcaps.models.layers import use_channels_last
+from mspcaps.training.distributed import World
+from mspcaps.training.optimizer import FlatAdamW
+from mspcaps.training.plan import Plan, StreamingPlan
+from mspcaps.training.recipe import Recipe
+from mspcaps.training.step import Form, Step
+
+SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
+MEASURED = 2000  # own images that mean and deviation are taken from
+
+
+def default_form(device: torch.device, world: World) -> Form:
+    """The fastest form that the device supports."""
+    return "captured" if device.type == "cuda" and world.size == 1 else "eager"
+
+
+def working_precision(device: torch.device) -> torch.dtype | None:
+    """What the device computes in if that is not fp32."""
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """A device by name; by default the GPU if there is one."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
+    return device
+
+
+def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
+    """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
+    train, test = load_splits(recipe, device)
+    if not recipe.held_out:
+        return train, test
+    if not isinstance(train, ImageSet):
+        raise MspcapsError(f"held_out needs a data set that fits into memory, and {recipe.dataset} does not")
+    return train.split(recipe.held_out)
+
+
+def load_splits(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
+    """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
+    path = Path(recipe.data).expanduser()
+    wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
+    if recipe.data in CATALOG or not path.is_dir() or (path / "manifest.json").is_file():
+        train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
+        size = wanted or at_least(train_set.size, SMALLEST)
+        return train_set.resized(size).to(device), test_set.resized(size)
+    train, test = open_folder(path, "train", wanted), open_folder(path, "test", wanted)
+    size = wanted or at_least(train.size, SMALLEST)
+    train = replace(train, size=size)
+    test = replace(test, size=size, channels=train.channels)
+    if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
+        return train, test
+    return train.resident().to(device), test.resident()
+
+
+def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
+    return max(size[0], least), max(size[1], least)
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
+    """The recipe with what it left to the data set filled in."""
+    augment = recipe.augment
+    if augment is None:  # of own images only this is known: a small shift leaves the class as it is
+        augment = facts(recipe.data).augment if recipe.data in CATALOG else Augmentation(crop=min(train.size) // 8)
+    size = train.size[0] if train.size[0] == train.size[1] else recipe.image_size
+    return replace(recipe, augment=augment, image_size=size)
+
+
+def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:
+    """Initial weights are a function of the seed; the global random state is left as it was."""
+    if recipe.data in CATALOG:
+        mean, std = facts(recipe.data).mean, facts(recipe.data).std
+    else:
+        mean, std = measure(train)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = create_model(recipe.model, len(train.classes), train.channels, train.size, mean, std)
+    scale_initial_weights(model, recipe.initial_scale)
+    return model
+
+
+def measure(train: ImageSet | FolderImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel over at most MEASURED images, evenly spread, whether they are in memory or not."""
+    index = torch.linspace(0, len(train) - 1, min(len(train), MEASURED)).long()
+    if isinstance(train, ImageSet):
+        return train.subset(index.to(train.images.device)).mean_and_std()
+    items = [train[i] for i in index.tolist()]
+    images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+    return ImageSet(images, labels, train.classes, train.name).mean_and_std()
+
+
+def make_step(model: nn.Module, plan: Plan, weight_decay: float, form: Form, world: World | None = None) -> Step:
+    """The model laid out for its device, its optimizer, its step. The benchmark times what this makes."""
+    use_channels_last(model)
+    autocast = working_precision(plan.images.device)
+    optimizer = FlatAdamW(model, weight_decay, autocast or torch.float32)
+    return Step(model, plan, optimizer, form, autocast, world)
+
+
+def make_plan(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Plan:
+    assert recipe.augment is not None
+    task = (recipe.batch_size, recipe.augment, recipe.seed)
+    if isinstance(train, ImageSet):
+        return Plan(train, *task, world.rank, world.size, balance=recipe.balance)
+    return StreamingPlan(train, *task, device, world.rank, world.size, balance=recipe.balance)

@@ -1,0 +1,170 @@
+"""Questions and answers without a browser, on the real pictures that come with the package."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from app_makers import weights
+from hostile import noise, save
+from PIL import Image
+
+import mspcaps
+from mspcaps.app import Changes, Shelf, answer
+from mspcaps.app.perturb import perturbed, rotated
+from mspcaps.app.session import both_sides
+from mspcaps.app.uploads import accept, picture_pixels, picture_text
+from mspcaps.app.view import sentence, style
+from mspcaps.errors import MspcapsError
+from mspcaps.explain import explain
+from mspcaps.models.pretrained import save_weights
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Shelf:
+    return Shelf([weights(tmp_path_factory.mktemp("shelf") / "grey.safetensors")])
+
+
+@pytest.fixture(scope="module")
+def model(shelf):
+    return shelf.model(shelf.names[0])
+
+
+def test_samples_are_the_test_images_of_every_class(shelf, model):
+    data = mspcaps.load_dataset("fashionmnist_sample", "test")
+    samples = shelf.samples(shelf.names[0])
+    assert [sample.title for sample in samples] == list(data.classes)
+    for label, sample in enumerate(samples):
+        first = data.images[(data.labels == label).nonzero()[0, 0]]
+        assert np.array_equal(picture_pixels(sample.picture, (32, 32), 1), first.numpy())
+
+
+def test_an_answer_says_what_the_model_says(shelf, model):
+    for sample in shelf.samples(shelf.names[0])[:3]:
+        found = answer(model, sample.picture)
+        pixels = torch.from_numpy(picture_pixels(sample.picture, (32, 32), 1))
+        with torch.no_grad():
+            scores = model(pixels[None] / 255)[0]
+        assert found.label == model.about["classes"][int(scores.argmax())]
+        assert list(found.lengths.values()) == pytest.approx(scores.tolist(), abs=1e-5)
+        assert f"<b>{found.label}</b>" in found.view and "untouched" not in found.view
+        assert found.view.count('class="big"') == 4, "parts and heat of winner and runner-up"
+        assert found.tree.count('class="tree"') == 2
+        for html in (found.view, found.tree):
+            assert not re.search(r"https?:|<script|url\(|nan", re.sub(r"base64,[^\"]*", "", html))
+
+
+def test_both_sides_are_those_of_the_explanation(model):
+    x = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    alone = explain(model, x)
+    for side, label in zip(
+        both_sides(explain(model, x.expand(2, -1, -1, -1))), alone.ranking[0, :2].tolist(), strict=True
+    ):
+        assert side.label == label
+        assert torch.allclose(side.heat, alone.heat_map(label)[0], atol=1e-4)
+        ours, theirs = list(side.root.walk()), list(alone.tree(0, label).walk())
+        assert len(ours) == len(theirs)
+        assert [node.effect or 0 for node in ours] == pytest.approx([node.effect or 0 for node in theirs], abs=1e-4)
+
+
+def test_every_change_changes_something(shelf, model):
+    picture = shelf.samples(shelf.names[0])[0].picture
+    plain = answer(model, picture)
+    for changes in (Changes(rotation=30), Changes(noise=20), Changes(fgsm=8), Changes(-90, 10, 4)):
+        found = answer(model, picture, changes)
+        assert found.lengths != plain.lengths and found.view != plain.view and found.tree != plain.tree
+        assert re.search(r"Of the untouched picture it (also )?said", found.view)
+        assert answer(model, picture, changes) == found, "the same question has the same answer"
+
+
+def test_rotation_is_clockwise_and_a_quarter_turn_is_exact():
+    pixels = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    turned = Image.fromarray(pixels.permute(1, 2, 0).numpy()).rotate(-90)  # Pillow turns counter-clockwise
+    wanted = torch.from_numpy(np.asarray(turned).copy()).permute(2, 0, 1)
+    assert torch.allclose(rotated(pixels, 90)[0] * 255, wanted.float(), atol=1e-2)
+    assert torch.equal(rotated(pixels, 0)[0], pixels / 255)
+
+
+def test_noise_and_attack_keep_to_their_size(model):
+    pixels = torch.full((1, 32, 32), 128, dtype=torch.uint8)
+    noisy = perturbed(model, pixels, Changes(noise=10)) * 255 - 128
+    assert float(noisy.std()) == pytest.approx(10, rel=0.1) and abs(float(noisy.mean())) < 1
+    louder = perturbed(model, pixels, Changes(noise=20)) * 255 - 128
+    assert torch.allclose(louder, 2 * noisy, atol=1e-2), "one noise, louder"
+    attacked = perturbed(model, pixels, Changes(fgsm=4)) * 255 - 128
+    assert float(attacked.abs().max()) == pytest.approx(4, abs=1e-3)
+
+
+@pytest.mark.parametrize("value", [None, "5", [], True, float("nan"), float("inf"), -1, 1e9, {"a": 1}, "x" * 10_000])
+def test_numbers_that_are_none(value):
+    with pytest.raises(MspcapsError, match="noise must be a number from 0 to 64, not") as caught:
+        Changes.checked(rotation=0, noise=value, fgsm=0)
+    assert len(str(caught.value)) < 100
+
+
+def test_models_without_a_tree_still_answer(tmp_path):
+    paths = [weights(tmp_path / f"{name}.safetensors", name, "cifar10", 3) for name in ("resnet20", "mspcaps_t_dr")]
+    shelf = Shelf(paths)
+    picture = accept(save(noise(), "PNG"))
+    for name, own in zip(shelf.names[:2], ("resnet20", "mspcaps_t_dr"), strict=True):
+        found = answer(shelf.model(name), picture, Changes(fgsm=2))
+        assert f"{own} cannot be explained" in found.view and found.tree == ""
+        assert all(0 <= value <= 1 for value in found.lengths.values())
+    assert sum(answer(shelf.model(shelf.names[0]), picture).lengths.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_names_on_the_shelf(tmp_path, monkeypatch):
+    monkeypatch.setenv("MSPCAPS_DATA", str(tmp_path / "empty"))
+    (tmp_path / "a").mkdir()
+    one, two = weights(tmp_path / "w.safetensors"), weights(tmp_path / "a" / "w.safetensors")
+    monkeypatch.setattr("mspcaps.app.shelf.list_pretrained", lambda: [])
+    shelf = Shelf([one, two, two])
+    title = "mspcaps_t · FashionMNIST"
+    assert shelf.names == [f"{title} · w.safetensors", f"{title} · {two}", f"{title} · {two} (2)"]
+    for wrong in ("x", None, 3, ["a"], "../../etc/passwd"):
+        with pytest.raises(MspcapsError, match="there is no model"):
+            shelf.model(wrong)
+    with pytest.raises(MspcapsError, match="there is no model to show"):
+        Shelf([])
+    with pytest.raises(MspcapsError, match="there is no weights file"):
+        Shelf([tmp_path / "absent.safetensors"])
+    assert (
+        Shelf([weights(tmp_path / "c.safetensors", data="cifar10", channels=3)]).samples(
+            "mspcaps_t · CIFAR-10 · c.safetensors"
+        )
+        == []
+    )
+
+
+def test_two_channels_are_refused(tmp_path):
+    path = tmp_path / "two.safetensors"
+    save_weights(path, mspcaps.create_model("mspcaps_t", in_chans=2))
+    with pytest.raises(MspcapsError, match="images of 2 channels"):
+        Shelf([path])
+
+
+def test_samples_of_a_folder(tmp_path):
+    for name in ("disc", "square"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for i in range(6):
+            Image.new("L", (20, 20), 10 * i).save(tmp_path / "mine" / name / f"{i}.png")
+    model = mspcaps.create_model("mspcaps_t", num_classes=2, in_chans=1)
+    save_weights(tmp_path / "w.safetensors", model, classes=["disc", "square"], recipe={"data": str(tmp_path / "mine")})
+    shelf = Shelf([tmp_path / "w.safetensors"])
+    assert [sample.title for sample in shelf.samples(shelf.names[0])] == ["disc", "square"]
+
+
+def test_words_are_escaped(tmp_path):
+    model = mspcaps.create_model("mspcaps_t", num_classes=2)
+    model.about = {"classes": ["<b>x</b>", "a & b"]}
+    found = answer(model.eval(), picture_text(np.zeros((3, 8, 8), np.uint8)))
+    assert "<b>x" not in found.view.replace("<b>&lt;b", "") and "<b>x" not in found.tree
+    assert sentence("no <i>") == '<div class="view"><p class="sorry">No &lt;i&gt;.</p></div>'
+
+
+def test_the_rules_of_our_pages_stay_inside_the_view():
+    css = style()
+    assert css.count("{") == css.count("}")
+    outside = css[css.rindex(".gradio-container, ") :] + css[: css.index(".view {")]
+    assert not re.search(r"^(svg|p|h1|section|\*)\b", outside, re.MULTILINE)
+    assert "http" not in css and "@import" not in css and "url(" not in css

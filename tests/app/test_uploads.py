@@ -1,0 +1,106 @@
+"""From the bytes of a stranger to a picture, without a server."""
+
+import base64
+import io
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile import PATHS, all_uploads, noise, save
+from PIL import Image
+
+from mspcaps.app.uploads import (
+    KEPT_SIDE,
+    PREFIX,
+    TEXT_CHARS,
+    UPLOAD_BYTES,
+    UPLOAD_PIXELS,
+    accept,
+    picture_pixels,
+    picture_text,
+)
+from mspcaps.errors import MspcapsError
+from mspcaps.pictures import read_picture
+
+
+def opened(text: str) -> Image.Image:
+    assert text.startswith(PREFIX)
+    return Image.open(io.BytesIO(base64.b64decode(text.removeprefix(PREFIX))))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_small_pictures_keep_every_pixel(mode, tmp_path):
+    (tmp_path / "a.png").write_bytes(save(noise(mode), "PNG"))
+    text = accept((tmp_path / "a.png").read_bytes())
+    assert np.array_equal(np.asarray(opened(text)), np.asarray(noise(mode)))
+    for size, channels in (((32, 32), 1), ((28, 30), 3)):
+        straight = read_picture(tmp_path / "a.png", size, channels)
+        assert np.array_equal(picture_pixels(text, size, channels), straight), "the same as `mspcaps predict` sees"
+
+
+def test_large_pictures_are_shrunk_once():
+    text = accept(save(noise(size=(2000, 500)), "JPEG"))
+    assert opened(text).size == (KEPT_SIDE, KEPT_SIDE // 4)
+    assert opened(accept(save(Image.new("L", (5000, 1), 7), "PNG"))).size == (KEPT_SIDE, 1)
+    worst = picture_text(np.random.default_rng(0).integers(0, 256, (3, KEPT_SIDE, KEPT_SIDE), dtype=np.uint8))
+    assert len(worst) < 0.6 * TEXT_CHARS
+
+
+def test_it_stands_upright_and_transparent_is_white():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert opened(accept(save(noise(size=(40, 20)), "JPEG", exif=exif))).size == (20, 40)
+    clear = accept(save(Image.new("RGBA", (8, 8), (255, 0, 0, 0)), "PNG"))
+    assert picture_pixels(clear, (4, 4), 3).min() == 255
+
+
+def test_limits_are_told_before_anything_is_decoded(monkeypatch):
+    def forbidden(*args, **kwargs):
+        raise AssertionError("pixels were decoded")
+
+    large = save(Image.new("1", (4096, 4097)), "PNG")
+    monkeypatch.setattr(Image.Image, "load", forbidden)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", forbidden)
+    with pytest.raises(MspcapsError, match=f"the picture has 4,096 x 4,097 pixels, the limit is {UPLOAD_PIXELS:,}"):
+        accept(large)
+    with pytest.raises(MspcapsError, match=f"bytes, the limit is {UPLOAD_BYTES:,}"):
+        accept(bytes(UPLOAD_BYTES + 1))
+    with pytest.raises(MspcapsError, match="no bytes"):
+        accept(b"")
+
+
+def test_hostile_files_get_a_sentence_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    uploads = all_uploads()
+    assert len(uploads) >= 200
+    for name, data, good in uploads:
+        try:
+            text = accept(data)
+        except MspcapsError as error:
+            assert good is not True, f"{name}: {error}"
+            assert "\n" not in str(error) and str(tmp_path) not in str(error), name
+        else:
+            assert good is not False, name
+            assert max(opened(text).size) <= KEPT_SIDE and len(text) <= TEXT_CHARS, name
+    assert os.listdir(tmp_path) == []
+
+
+BAD_TEXTS = [
+    None, "", 7, [], {}, {"path": "/etc/passwd"}, *PATHS, PREFIX + "!!!", PREFIX + "AAAA", PREFIX + "A" * TEXT_CHARS,
+    PREFIX + base64.b64encode(save(Image.new("1", (1000, 1000)), "PNG")).decode(), PREFIX + "ü", float("nan"),
+    "data:image/svg+xml;base64,AAAA", b"bytes",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS, ids=lambda text: repr(text)[:30])
+def test_texts_that_are_no_pictures(text):
+    with pytest.raises(MspcapsError) as caught:
+        picture_pixels(text, (32, 32), 1)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_paths_are_never_opened():
+    with pytest.raises(MspcapsError, match="must be the text of a PNG"):
+        picture_pixels(str(Path(__file__)), (32, 32), 1)

@@ -1,0 +1,180 @@
+"""Folders as the Hugging Face hub has them: there and back without losing a bit, on disk and over the wire."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from local_hub import Hub, local_hub
+
+import mspcaps
+from mspcaps.cli import main
+from mspcaps.errors import MspcapsError
+from mspcaps.export import from_pretrained, save_pretrained
+from mspcaps.export.hub import first_line, push_to_hub
+from mspcaps.files import sha256_of
+from mspcaps.models.pretrained import save_weights
+from mspcaps.weights import Card
+
+SOURCE = Path(__file__).parents[2] / "src"
+CLASSES = ["disc", "square", "Dreieck ∆"]
+
+
+def small() -> torch.nn.Module:
+    torch.manual_seed(3)
+    model = mspcaps.create_model("mspcaps_t_scale16", 3, in_chans=1, img_size=(16, 20), mean=[0.3], std=[0.2])
+    model.about = {"classes": CLASSES, "recipe": {"data": "pictures"}}
+    return model.eval()
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    x, y = a.state_dict(), b.state_dict()
+    return x.keys() == y.keys() and all(torch.equal(x[name], y[name]) and x[name].dtype == y[name].dtype for name in x)
+
+
+def test_there_and_back(tmp_path, capsys):
+    model = small()
+    folder = save_pretrained(model, tmp_path / "deep" / "folder")
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "README.md"}
+    again = from_pretrained(folder)
+    assert same(model, again) and not again.training
+    assert again.about["classes"] == CLASSES and again.config == model.config
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert (config["architecture"], config["num_classes"], config["img_size"]) == ("mspcaps_t_scale16", 3, [16, 20])
+    assert (config["classes"], config["mean"], config["library_name"]) == (CLASSES, [0.3], "mspcaps")
+    assert main(["eval", str(folder / "model.safetensors")]) == 2  # it is a weights file like any other
+    assert "pictures" in capsys.readouterr().err
+
+
+def test_the_model_card_claims_nothing_that_nobody_measured(tmp_path):
+    model = small()
+    text = (save_pretrained(model, tmp_path) / "README.md").read_text(encoding="utf-8")
+    front = text.split("---")[1].split()
+    assert front[:2] == ["library_name:", "mspcaps"]
+    assert {"capsule-network", "mspcaps_t_scale16"} <= set(front)
+    assert "license:" not in front and "Accuracy" not in text
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in text
+    text = (save_pretrained(model, tmp_path, licence="cc-by-4.0") / "README.md").read_text(encoding="utf-8")
+    assert "license: cc-by-4.0\n" in text
+
+
+def test_the_accuracy_is_that_of_shipped_weights(tmp_path, monkeypatch):
+    """The card speaks of these very weights: with one number changed it no longer does."""
+    shipped = tmp_path / "shipped"
+    path = shipped / "mspcaps_t_scale16.mnist.safetensors"
+    save_weights(path, small())
+    known: dict[str, object] = dict.fromkeys(Card.__dataclass_fields__, "")
+    known |= {"accuracy": 97.531, "test_images": 10_000, "dataset": "mnist", "measured_on": "an abacus", "probe": []}
+    known |= {"bytes": path.stat().st_size, "sha256": sha256_of(path), "licence": "The weights: MIT, like mspcaps."}
+    path.with_suffix(".json").write_text(json.dumps(known))
+    monkeypatch.setattr(mspcaps.weights, "weights_folder", lambda: shipped)
+    text = (save_pretrained(small(), tmp_path / "a") / "README.md").read_text(encoding="utf-8")
+    assert "97.53 % of the 10,000 test images of mnist, measured on an abacus" in text
+    assert "license: mit\n" in text
+    other = small()
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[0] += 1e-3
+    text = (save_pretrained(other, tmp_path / "b") / "README.md").read_text(encoding="utf-8")
+    assert "Accuracy" not in text and "license" not in text
+
+
+def test_refusals(tmp_path, monkeypatch):
+    with pytest.raises(MspcapsError, match=r"nowhere/at/all is neither a folder nor a repository OWNER/NAME"):
+        from_pretrained("nowhere/at/all")
+    with pytest.raises(MspcapsError, match=r"\./nowhere is neither"):
+        from_pretrained("./nowhere")
+    with pytest.raises(MspcapsError, match=r"there is no weights file .*model\.safetensors"):
+        from_pretrained(tmp_path)
+    with pytest.raises(MspcapsError, match=r"has no revision 'main'"):
+        from_pretrained(tmp_path, revision="main")
+    with pytest.raises(MspcapsError, match=r"a Linear does not say which images it takes"):
+        save_pretrained(torch.nn.Linear(2, 2), tmp_path / "linear")
+    assert not (tmp_path / "linear").exists()
+    folder = save_pretrained(small(), tmp_path / "mixed")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "num_classes": 4}))
+    with pytest.raises(MspcapsError, match=r"says that num_classes is 4, but model\.safetensors beside it .* 3"):
+        from_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(MspcapsError, match=r"config\.json is not the configuration"):
+        from_pretrained(folder)
+    (folder / "config.json").unlink()
+    assert same(from_pretrained(folder), small())
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for call in (lambda: from_pretrained("owner/name"), lambda: push_to_hub(small(), "owner/name")):
+        with pytest.raises(MspcapsError, match=r"this needs huggingface_hub, .* pip install 'mspcaps\[hub\]'$"):
+            call()
+
+
+def test_the_first_line_of_an_error():
+    assert first_line(ValueError("\n\n  That is that. \nAnd so on")) == "That is that."
+    assert first_line(ValueError()) == "ValueError"
+
+
+ROUND_TRIP = """
+import sys, torch, mspcaps
+from mspcaps.errors import MspcapsError
+torch.set_num_threads(1)
+model = mspcaps.from_pretrained(sys.argv[1])
+print(mspcaps.push_to_hub(model, "someone/shapes", private=True))
+again = mspcaps.from_pretrained("someone/shapes")
+x, y = model.state_dict(), again.state_dict()
+print(x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), *again.about["classes"])
+for name in ("someone/nothing", "someone/foreign"):
+    try:
+        mspcaps.from_pretrained(name)
+    except MspcapsError as error:
+        print(error)
+"""
+
+
+def in_a_process(code: str, hub: Hub, cache: Path, *args: object, **more: str) -> subprocess.CompletedProcess[str]:
+    """huggingface_hub reads its settings when it is imported."""
+    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, **own, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **more}
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_over_the_wire(tmp_path):
+    pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+    folder = save_pretrained(small(), tmp_path / "folder")
+    with local_hub() as hub:
+        hub.files["someone/foreign"] = {"config.json": b"{}", "pytorch_model.bin": b"a pickle"}
+        done = in_a_process(ROUND_TRIP, hub, tmp_path / "cache", folder, HF_TOKEN="hf_of_the_test")
+        assert done.returncode == 0, done.stderr
+        address, verdict, missing, foreign = done.stdout.splitlines()
+        assert address == f"{hub.address}/someone/shapes"
+        assert verdict == f"True {' '.join(CLASSES)}"
+        assert "there is no folder someone/nothing" in missing and "404" in missing
+        assert foreign == (
+            "someone/foreign on the Hugging Face hub holds no model.safetensors: mspcaps did not put it there"
+        )
+        assert hub.private == {"someone/shapes": True}
+        held = hub.files["someone/shapes"]
+        assert {name: len(content) for name, content in held.items()} == {
+            path.name: path.stat().st_size for path in folder.iterdir()
+        }
+        assert held["README.md"] == (folder / "README.md").read_bytes()
+        assert sorted(hub.fetched) == ["config.json", "config.json", "model.safetensors"]  # nothing else was asked for
+    # the hub is gone, the cache is not
+    code = "import mspcaps; print(*mspcaps.from_pretrained('someone/shapes').about['classes'])"
+    done = in_a_process(code, hub, tmp_path / "cache", HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stdout.strip()) == (0, " ".join(CLASSES)), done.stderr
+
+
+def test_a_push_that_may_not(tmp_path):
+    pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+    code = (
+        "import mspcaps\nfrom mspcaps.errors import MspcapsError\n"
+        "try:\n    mspcaps.push_to_hub(mspcaps.create_model('mspcaps_t_scale16'), 'someone/else')\n"
+        "except MspcapsError as error:\n    print(error)\n"
+    )
+    with local_hub() as hub:
+        done = in_a_process(code, hub, tmp_path, HF_TOKEN="hf_of_nobody")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("cannot put the model into someone/else: ") and done.stdout.count("\n") == 1
+    assert hub.files == {}

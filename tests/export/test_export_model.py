@@ -1,0 +1,214 @@
+"""Exported files give PyTorch's answers, at batches that they were not traced with; what would not is not written."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export_makers import CLASSES, draw, seasoned, weights
+
+from mspcaps import list_models, load_model
+from mspcaps.cli import main
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation import load_for
+from mspcaps.export import Metadata, export_model
+from mspcaps.export import model as export_module
+from mspcaps.export.graphs import METADATA_FILE, attempt
+from mspcaps.export.model import check_parity, describe
+from mspcaps.models import register_model, registry, summarize
+
+REASON = "the extra `onnx` is not installed"
+SMALL = 1_000_000  # parameters; docs/make_export.py does the same with all, and a test of its table asks for all
+NAMES = [name for name in list_models() if summarize(name).params <= SMALL]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("export")
+
+
+@pytest.fixture(scope="module")
+def model(place):
+    return load_model(weights(place / "model.safetensors"))
+
+
+def scores(path: Path, images: torch.Tensor) -> np.ndarray:
+    """With onnxruntime alone, none of our code."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    return session.run(None, {given.name: images.numpy()})[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_small_model_as_onnx(name, tmp_path):
+    pytest.importorskip("onnxscript", reason=REASON)
+    pytest.importorskip("onnxruntime", reason=REASON)
+    fresh = seasoned(name)
+    made = export_model(fresh, tmp_path / "model.onnx")
+    assert set(made.differences) == {1, 3, 8} and max(made.differences.values()) <= 1e-5
+    for batch in (1, 3, 8):
+        x = torch.rand(batch, 3, 32, 32, generator=torch.Generator().manual_seed(100 + batch))
+        with torch.no_grad():
+            expected = fresh(x).numpy()
+        found = scores(tmp_path / "model.onnx", x)
+        assert found.shape == expected.shape and np.ptp(expected) > 1e-3
+        assert np.abs(found - expected).max() <= 1e-5
+
+
+def test_what_an_onnx_file_says(model, tmp_path, capfd):
+    onnx = pytest.importorskip("onnx", reason=REASON)
+    pytest.importorskip("onnxscript", reason=REASON)
+    made = export_model(model, tmp_path / "new" / "model.onnx")
+    assert capfd.readouterr() == ("", "")  # the exporters like to talk
+    file = onnx.load(made.path)
+    onnx.checker.check_model(file, full_check=True)
+    said = {item.key: item.value for item in file.metadata_props}
+    assert (said["model"], said["task"]) == ("mspcaps_t_scale16", "image-classification")
+    assert [json.loads(said[key]) for key in ("classes", "img_size", "channels")] == [CLASSES, [16, 20], 3]
+    assert Metadata.from_strings(said, made.path) == describe(model) == made.metadata
+    (given,), (answer,) = file.graph.input, file.graph.output
+    sizes = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (given, answer)]
+    assert (given.name, answer.name, sizes) == ("image", "scores", [["batch", 3, 16, 20], ["batch", 2]])
+    assert "BatchNormalization" not in {node.op_type for node in file.graph.node}  # folded into the convolutions
+    assert str(Path(__file__).parents[2]).encode() not in made.path.read_bytes()  # no paths of this machine
+    assert made.bytes == made.path.stat().st_size and [p.name for p in made.path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_pt2_is_the_model_again(model, tmp_path):
+    made = export_model(model, tmp_path / "model.pt2")
+    extra = {METADATA_FILE: ""}
+    module = torch.export.load(made.path, extra_files=extra).module()
+    assert Metadata.from_strings(json.loads(extra[METADATA_FILE]), made.path) == made.metadata
+    assert str(Path(__file__).parents[2]).encode() not in made.path.read_bytes()
+    for batch in (1, 5):
+        x = torch.rand(batch, 3, 16, 20)
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), model(x), rtol=0, atol=1e-6)
+
+
+def test_the_callers_model_stays_as_it_was(tmp_path):
+    fresh = seasoned("mspcaps_t_scale16", img_size=16).double().train()
+    before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    export_model(fresh, tmp_path / "model.pt2")
+    assert fresh.training and all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize("wrong", [2e-5, float("nan")])
+def test_a_file_that_differs_is_not_written(model, tmp_path, monkeypatch, wrong):
+    def off(content: bytes):
+        right = original(content)
+        return lambda images: right(images) + np.float32(wrong if len(images) == 3 else 0)
+
+    original = export_module.pt2_runner
+    monkeypatch.setattr(export_module, "pt2_runner", off)
+    with pytest.raises(MspcapsError, match=r"mspcaps_t_scale16 differs from PyTorch by (2.0e-05|nan) at batch 3"):
+        export_model(model, tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_large_scores_may_differ_in_proportion():
+    """Logits of 100 carry an error of fp32 of their own: 2e-5 is wrong for a capsule's length, not for them."""
+    small, large = (seasoned("resnet20", img_size=16) for _ in range(2))
+    with torch.no_grad():
+        for parameter in [module for module in large.modules() if isinstance(module, torch.nn.Linear)][-1].parameters():
+            parameter *= 300
+    for module, allowed in ((small, False), (large, True)):
+        about = describe(module)
+
+        @torch.no_grad()
+        def run(images: np.ndarray, module: torch.nn.Module = module) -> np.ndarray:
+            return module(torch.from_numpy(images)).numpy() + np.float32(5e-5)
+
+        if allowed:
+            assert max(check_parity(module, about, run).values()) > 1e-5
+        else:
+            with pytest.raises(MspcapsError, match="nothing was written"):
+                check_parity(module, about, run)
+
+
+def test_int8(model, place, tmp_path, monkeypatch):
+    onnx = pytest.importorskip("onnx", reason=REASON)
+    pytest.importorskip("onnxscript", reason=REASON)
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "pictures")
+    made = export_model(model, "small.onnx", int8=True)  # by default what it was trained on
+    assert made.metadata.precision == "int8" and made.agreement is not None
+    file = onnx.load(made.path)
+    kinds = {tensor.name: tensor.data_type for tensor in file.graph.initializer}
+    convolutions = [node for node in file.graph.node if node.op_type == "Conv"]
+    makers = {name: node for node in file.graph.node for name in node.output}
+    assert len(convolutions) == 4
+    for node in convolutions:
+        source = makers[node.input[1]]
+        assert source.op_type == "DequantizeLinear" and kinds[source.input[0]] == onnx.TensorProto.INT8
+    # the agreement is what onnxruntime says about the very file
+    held_out = load_for(model, "pictures", "test")
+    found = scores(made.path, held_out.images.float() / 255).argmax(1)
+    with torch.no_grad():
+        expected = model(held_out.images.float() / 255).argmax(1).numpy()
+    assert (made.agreement.same, made.agreement.images) == ((found == expected).sum(), len(held_out))
+    assert (made.agreement.calibrated, made.agreement.data) == (16, "pictures")  # of 20: whole batches only
+    assert len(held_out) == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "pattern"),
+    [
+        (["model.bin"], r"model\.bin does not say which format: .* \.onnx or \.pt2"),
+        (["model.pt2", "--int8"], r"int8 is made for ONNX only: name the file model\.onnx"),
+        (["model.onnx", "--calibrate", "cifar10"], r"calibration images \(cifar10\) are for int8 only"),
+        (["folder.onnx"], r"cannot write folder\.onnx: it is a folder"),
+        (["plain/model.pt2"], r"cannot write plain/model\.pt2: (Not a directory|File exists)"),
+        (["model.onnx", "--int8", "--calibrate", "nowhere/at/all"], r"nowhere/at/all does not exist"),
+        (["model.onnx", "--int8", "--calibrate", "fashionmnist_sample"], r"class 't-shirt' that the model does not"),
+    ],
+)
+def test_refusals(args, pattern, tmp_path, monkeypatch, capsys):
+    if "--int8" in args:
+        pytest.importorskip("onnxscript", reason=REASON)
+    monkeypatch.chdir(tmp_path)
+    path = weights(tmp_path / "model.safetensors")
+    (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "plain").write_text("a file where a folder should be")
+    before = set(tmp_path.rglob("*"))
+    assert main(["export", str(path), *args]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and re.search(pattern, err), err
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_without_the_packages(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MspcapsError, match=r"this needs onnx, .* pip install 'mspcaps\[onnx\]'$"):
+        export_model(model, tmp_path / "model.onnx")
+
+
+def test_models_that_cannot_be_exported(tmp_path, monkeypatch):
+    with pytest.raises(MspcapsError, match="a Linear does not say which images it takes"):
+        export_model(torch.nn.Linear(2, 2), tmp_path / "model.pt2")
+
+    class Moody(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum((1, 2, 3)).unsqueeze(1) * self.weight if x.sum() > 0 else -x.flatten(1)[:, :1]
+
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def moody(**task: object) -> Moody:
+        return Moody()
+
+    with pytest.raises(MspcapsError, match=r"^moody cannot be exported: .+") as told:
+        export_model(registry.create_model("moody"), tmp_path / "model.pt2")
+    assert "\n" not in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(MemoryError):
+        attempt(lambda: (_ for _ in ()).throw(MemoryError()), "large")

@@ -1,0 +1,94 @@
+"""Exported models answer as PyTorch does, and no torch in sight."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export_makers import CLASSES, draw, weights, without_torch
+
+from mspcaps import load_model, predict
+from mspcaps.cli import main
+from mspcaps.errors import MspcapsError
+from mspcaps.export import OnnxModel, export_model, runner
+
+REASON = "the extra `onnx` is not installed"
+pytest.importorskip("onnxruntime", reason=REASON)
+pytest.importorskip("onnxscript", reason=REASON)
+
+
+def test_pixels_in_floating_point():
+    every = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16)
+    assert np.array_equal(runner.as_input(every), (torch.from_numpy(every).float() / 255).numpy())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runner")
+    export_model(load_model(weights(folder / "model.safetensors")), folder / "model.onnx")
+    draw(folder / "pictures", count=4)
+    (folder / "pictures" / "dog" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    (folder / "empty").mkdir()
+    return folder
+
+
+def test_predictions_are_those_of_pytorch(place):
+    paths = [place / "pictures", place / "empty", place / "pictures" / "cat" / "01.png", place / "missing.png"]
+    expected = predict(load_model(place / "model.safetensors"), paths, top=2)
+    found = OnnxModel(place / "model.onnx").predict(paths, top=2, batch_size=3)
+    assert len(found) == len(expected) == 12
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.path, ours.error) == (theirs.path, theirs.error)
+        assert [name for name, _ in ours.top] == [name for name, _ in theirs.top]
+        assert [score for _, score in ours.top] == pytest.approx([score for _, score in theirs.top], abs=1e-5)
+    assert {name for name, _ in found[0].top} == set(CLASSES)
+
+
+def test_the_command_is_the_same_with_both(place, capsys):
+    args = [str(place / "pictures"), "--top", "1"]
+    said = []
+    for weights_file in ("model.safetensors", "model.onnx"):
+        assert main(["predict", str(place / weights_file), *args]) == 1  # one picture is broken
+        said.append(capsys.readouterr())
+    assert said[0] == said[1] and len(said[0].out.splitlines()) == 8
+
+
+def test_the_command_needs_no_torch(place):
+    done = without_torch(place, "-m", "mspcaps", "predict", "model.onnx", "pictures/cat")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 4
+    done = without_torch(place, "-m", "mspcaps", "predict", "model.safetensors", "pictures/cat")
+    assert "No module named 'torch'" in done.stderr  # it was not there, then
+
+
+@pytest.mark.parametrize(
+    ("args", "pattern"),
+    [
+        (["nowhere.onnx", "x.png"], r"there is no file nowhere\.onnx"),
+        (["text.onnx", "x.png"], r"text\.onnx is not a model that onnxruntime can read"),
+        (["foreign.onnx", "x.png"], r"foreign\.onnx was not exported by mspcaps"),
+        (["model.onnx", "x.png", "--device", "cuda"], r"runs on the CPU, through onnxruntime: leave --device cuda out"),
+        (["model.onnx", "x.png", "--top", "0"], r"top is 0, but must be at least 1"),
+        (["model.onnx"], r"name at least one picture"),
+    ],
+)
+def test_refusals(args, pattern, place, monkeypatch, capsys):
+    import onnx
+
+    monkeypatch.chdir(place)
+    (place / "text.onnx").write_text("not a model, however long this sentence may go on")
+    file = onnx.load(place / "model.onnx")
+    del file.metadata_props[:]
+    onnx.save(file, place / "foreign.onnx")
+    assert main(["predict", *args]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert re.search(pattern, err), err
+
+
+def test_without_onnxruntime(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MspcapsError, match=r"this needs onnxruntime, .* pip install 'mspcaps\[onnx\]'$"):
+        OnnxModel(place / "model.onnx")

@@ -1,0 +1,150 @@
+"""Transfer: what is taken over is the file's bit for bit, what depends on the task follows the task."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mspcaps import list_models
+from mspcaps.errors import MspcapsError
+from mspcaps.models import create_model
+from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.models.transfer import depends_on_classes, on_grid, transfer
+
+TASK = {"num_classes": 5, "in_chans": 3, "img_size": (32, 32)}
+CLASSES = list("abcde")
+SMALL = [name for name in list_models() if not name.startswith("mspcaps_l") and name != "resnet18"]
+
+
+def written(path, name="mspcaps_t", **task):
+    """Weights that are nowhere those of a new model, BatchNorm's statistics included."""
+    torch.manual_seed(1)
+    model = create_model(name, **{**TASK, **task})
+    model.load_state_dict({key: torch.rand_like(tensor) for key, tensor in model.state_dict().items()})
+    save_weights(path, model, classes=CLASSES)
+    return model.state_dict()
+
+
+def begun(path, classes, name="mspcaps_t", **task):
+    """-> the new model before and after, and what the transfer says."""
+    torch.manual_seed(2)
+    model = create_model(name, **{**TASK, **task, "num_classes": len(classes)})
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    return before, model, transfer(model, path, classes, "the file")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_same_task_takes_everything(name, tmp_path):
+    old = written(tmp_path / "w", name)
+    before, model, done = begun(tmp_path / "w", CLASSES, name)
+    new = model.state_dict()
+    own = {"normalize.mean", "normalize.std"}
+    assert set(done.taken) == old.keys() - own and not done.fitted and not done.fresh
+    assert all(torch.equal(new[key], before[key] if key in own else old[key]) for key in old)
+    assert str(done) == f"begins from the file: {len(old) - 2} of {len(old) - 2} tensors as they are; new: none"
+
+
+HEADS = {"resnet20": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
+         "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_other_classes_get_a_new_head_and_nothing_else(name, tmp_path):
+    old = written(tmp_path / "w", name)
+    head = HEADS.get(name, {"routing.0.w2"} if "scale" in name else {"routing.1.w2"})
+    assert depends_on_classes({"name": name, **TASK}) == head
+    for classes in ("xy", "edcba"):  # fewer, and as many of other names
+        before, model, done = begun(tmp_path / "w", list(classes), name)
+        new = model.state_dict()
+        assert done.fresh == dict.fromkeys(sorted(head), "other classes") and not done.fitted
+        assert all(torch.equal(new[key], before[key]) for key in head)
+        assert all(torch.equal(new[key], old[key]) for key in done.taken) and len(done.taken) == len(old) - 2 - len(
+            head
+        )
+
+
+def test_a_larger_image_interpolates_positions_and_gets_new_votes(tmp_path):
+    old = written(tmp_path / "w", "mspcaps_t_unshared")
+    before, model, done = begun(tmp_path / "w", CLASSES, "mspcaps_t_unshared", img_size=(48, 32))
+    new = model.state_dict()
+    assert set(done.fitted) == {f"patchify.{i}.position" for i in range(3)}
+    assert done.fresh == {f"routing.{i}.{w}": "other grid" for i in (0, 1) for w in ("w1", "w2")}
+    assert all(torch.equal(new[key], before[key]) for key in done.fresh)
+    assert all(torch.equal(new[key], old[key]) for key in done.taken) and len(done.taken) == len(old) - 2 - 3 - 4
+    plane = old["patchify.1.position"].T.reshape(1, 8, 4, 4)
+    expected = F.interpolate(plane, (6, 4), mode="bicubic", antialias=True)[0]
+    assert torch.equal(new["patchify.1.position"].T.reshape(8, 6, 4), expected)
+    assert torch.isfinite(model.eval()(torch.rand(2, 3, 48, 32))).all()
+
+
+def test_positions_keep_their_places():
+    """A plane that rises along the rows still does, at the same rate from edge to edge, away from the border."""
+    rows = torch.arange(8.0).repeat_interleave(4)[:, None]  # on a grid of 8 x 4
+    assert torch.equal(on_grid(rows, (8, 4), (8, 4)), rows)
+    wider = on_grid(rows, (8, 4), (16, 6)).view(16, 6)
+    centres = (torch.arange(16.0) + 0.5) / 2 - 0.5  # of the new rows, in the old ones
+    assert (wider[4:12] - centres[4:12, None]).abs().max() < 1e-5
+
+
+def test_the_same_count_on_another_grid_is_another_place(tmp_path):
+    """8 x 4 and 4 x 8 capsules are equally many: equal shapes must not deceive."""
+    written(tmp_path / "w", img_size=(64, 32))
+    _, _, done = begun(tmp_path / "w", CLASSES, img_size=(32, 64))
+    assert set(done.fitted) == {f"patchify.{i}.position" for i in range(3)}
+    assert set(done.fresh) == {"routing.0.w2", "routing.1.w2"}
+    written(tmp_path / "dr", "mspcaps_t_dr", img_size=(64, 32))
+    _, _, done = begun(tmp_path / "dr", CLASSES, "mspcaps_t_dr", img_size=(32, 64))
+    assert set(done.fresh) == {f"routing.{i}.w" for i in range(4)}
+
+
+def test_a_size_with_the_same_grids_takes_everything(tmp_path):
+    written(tmp_path / "w")
+    _, _, done = begun(tmp_path / "w", CLASSES, img_size=(35, 34))
+    assert not done.fitted and not done.fresh
+
+
+@pytest.mark.parametrize(("old_chans", "new_chans"), [(3, 1), (1, 3), (3, 4)])
+def test_other_channels_answer_a_grey_picture_alike(old_chans, new_chans, tmp_path):
+    """With the same normalisation in every channel, a picture that is the same in all of them is answered as before."""
+    grey = {"mean": (0.4,), "std": (0.3,)}
+
+    def task(chans):
+        return {"in_chans": chans, **{key: value * chans for key, value in grey.items()}}
+
+    torch.manual_seed(0)
+    old = create_model("mspcaps_t", **{**TASK, **task(old_chans)})
+    save_weights(tmp_path / "w", old, classes=CLASSES)
+    _, model, done = begun(tmp_path / "w", CLASSES, **task(new_chans))
+    assert done.fitted == {"blocks.0.first.conv.weight": f"{old_chans} to {new_chans} channels"} and not done.fresh
+    x = torch.rand(4, 1, 32, 32)
+    answers = [m.eval()(x.expand(-1, chans, -1, -1)) for m, chans in ((old, old_chans), (model, new_chans))]
+    assert torch.allclose(*answers, atol=1e-5) and answers[0].std() > 1e-4
+
+
+def test_shipped_weights_in_half_precision(tmp_path):
+    from mspcaps.weights import weights_path
+
+    path = weights_path("mspcaps_t.cifar10")
+    old = load_model(path).state_dict()
+    _, model, done = begun(path, CLASSES, in_chans=1)
+    assert all(torch.equal(model.state_dict()[key], old[key]) for key in done.taken)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+    assert str(done) == (
+        "begins from the file: 45 of 47 tensors as they are, blocks.0.first.conv.weight (3 to 1 channels); "
+        "new: routing.1.w2 (other classes)"
+    )
+
+
+def test_refusals_in_one_sentence(tmp_path):
+    written(tmp_path / "w", "mspcaps_t_scale16")
+    with pytest.raises(MspcapsError, match="the file holds weights of mspcaps_t_scale16, which mspcaps_t cannot begin"):
+        begun(tmp_path / "w", CLASSES)
+    with pytest.raises(MspcapsError, match="there is no weights file"):
+        begun(tmp_path / "nothing", CLASSES)
+    (tmp_path / "junk").write_bytes(b"junk")
+    with pytest.raises(MspcapsError, match="not a whole safetensors file"):
+        begun(tmp_path / "junk", CLASSES)
+    model = create_model("mspcaps_t", **TASK)
+    tensors = {**model.state_dict(), "routing.1.w2": torch.zeros(1)}
+    save_weights(tmp_path / "odd", model, tensors)
+    with pytest.raises(MspcapsError, match=r"odd does not fit the model: routing.1.w2 is \(1,\)"):
+        begun(tmp_path / "odd", CLASSES)

@@ -1,0 +1,70 @@
+"""The pages that need no site to be wrong: their code runs, their tables name what is there."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mspcaps
+from mspcaps.models import registry
+from mspcaps.training import Recipe, recipe_from_dict, train
+from mspcaps.training.sweep import load_sweep
+
+ROOT = Path(__file__).parent.parent
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_first_steps_are_the_readmes() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert blocks("python", page("index.md")) == blocks("python", readme), "tests/test_readme.py runs it"
+    named = set(re.findall(r"^make (\w+)", "".join(blocks("sh", page("index.md"))), flags=re.MULTILINE))
+    assert named <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))  # it is gone again afterwards
+    names: dict = {}
+    torch.manual_seed(0)
+    for code in blocks("python", page("extend.md")):
+        exec(code, names)
+    assert names["scores"].shape == (2, 4) and "mspcaps_t_least" in mspcaps.list_models()
+    routing = names["model"].routing[0]
+    u1, u2 = torch.randn(2, 80, 8), torch.randn(2, 20, 8)
+    agreement, coarse = routing.agreements(u1, u2)
+    for b, j in ((0, 0), (1, 3)):  # a plain loop over what the page says in words
+        least = [min(agreement[k, b, m, j].item() for m in range(agreement.shape[2])) for k in range(20)]
+        weights = [np.exp(a - max(least)) for a in least]
+        v = sum(w * coarse[k, b, j] for k, w in enumerate(weights)) / sum(weights)
+        expected = v * v.norm() / (1 + v.norm() ** 2)
+        assert torch.allclose(routing(u1, u2)[b, j], expected, atol=1e-5)
+
+
+def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
+    recipe, sweep = blocks("toml", page("recipes.md"))
+    assert recipe_from_dict(tomllib.loads(recipe), "the page").epochs == 30
+    (tmp_path / "sweep.toml").write_text(sweep)
+    assert [run.run_name for run in load_sweep(tmp_path / "sweep.toml")] == [
+        "paper-seed0", "paper-seed1", "paper-seed2", "paper+balance=True+epochs=30-seed0"
+    ]  # fmt: skip
+
+
+def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).integers(0, 255, (8, 16, 16)).astype(np.uint8), np.arange(8) % 2
+    np.savez(tmp_path / "d.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    recipe = Recipe(model="mspcaps_t_scale16", data=str(tmp_path / "d.npz"), epochs=1, batch_size=4, image_size=16)
+    entry = train(recipe, "cpu", out=tmp_path, results=tmp_path).entry
+    table = page("recipes.md").partition("| key | |")[2].partition("\n\n")[0]
+    told = [
+        key for row in table.splitlines() if row.startswith("| `") for key in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(told) == sorted(entry)

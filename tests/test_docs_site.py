@@ -1,0 +1,126 @@
+"""The site of docs/: it builds strictly, fetches nothing when read, and shows the source as it is."""
+
+import html
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mspcaps.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+HERE = all(importlib.util.find_spec(name) for name in ("mkdocs", "material", "latex2mathml"))
+needs_mkdocs = pytest.mark.skipif(not HERE, reason="the extra `docs` is not installed")
+
+
+def built(place: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("site")
+    done = built(place)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def text_of(page: Path) -> str:
+    """As a reader sees it: no tags, entities resolved."""
+    return html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
+
+
+def hook(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "hooks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_mkdocs
+def test_every_page_is_built_and_no_script_lies_about(site: Path) -> None:
+    assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in site.glob("*.html")}
+    assert not list(site.rglob("*.py")) and not list(site.rglob("*.sh"))
+
+
+@needs_mkdocs
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    """A link that a reader may follow is fine; a script, style, font or picture from another machine is not."""
+    for page in site.rglob("*.html"):
+        found = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*\"(?:https?:)?//[^\"]*\"", page.read_text())
+        assert not found, (page.name, found)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text()), style.name
+    assert (site / "search" / "search_index.js").is_file(), "search from the file system"
+
+
+@needs_mkdocs
+def test_the_paper_stands_beside_the_very_lines(site: Path) -> None:
+    page = (DOCS / "paper.md").read_text(encoding="utf-8")
+    shown = text_of(site / "paper.html")
+    requests = re.findall(r"^```source\n(\S+) \S+\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(requests) > 15 and "```source" not in shown
+    for file, begins in requests:
+        source = (ROOT / "src" / "mspcaps" / file).read_text(encoding="utf-8")
+        for begin in begins.splitlines():
+            whole = [line.strip() for line in source.splitlines() if line.strip().startswith(begin)]
+            assert whole and any(line in shown for line in whole), begin
+    markup = (site / "paper.html").read_text(encoding="utf-8")
+    formulas = re.findall(r"<math.*?</math>", markup)
+    assert len(formulas) == len(re.findall(r"\$\$.+?\$\$", page)) + len(
+        re.findall(r"(?<!\$)\$[^$\n ][^$]*\$(?!\$)", page)
+    )
+    assert not any("\\" in formula for formula in formulas)
+
+
+@needs_mkdocs
+def test_commands_and_fields_are_asked_for(site: Path) -> None:
+    commands, recipes = text_of(site / "commands.html"), text_of(site / "recipes.html")
+    for command in COMMANDS:
+        assert f"usage: mspcaps {command}" in commands
+    assert "--init STR" in commands
+    assert "Draw every class equally often" in commands and "Draw every class equally often" in recipes
+
+
+@needs_mkdocs
+def test_what_is_gone_ends_the_build() -> None:
+    from mkdocs.exceptions import PluginError
+
+    class Page:
+        class file:
+            src_path = "paper.md"
+
+    source, tex = hook("source"), hook("tex")
+    for request, why in (
+        ("capsules/squash.py squish", "there is no squish any more"),
+        ("capsules/squish.py squash", "No such file"),
+        ("capsules/squash.py squash\nsquare = s.cube(", "0 statements begin with"),
+        ("capsules/squash.py -\nreturn", "3 statements begin with"),
+    ):
+        with pytest.raises(PluginError, match=why):
+            source.on_page_markdown(f"```source\n{request}\n```", Page)
+    with pytest.raises(PluginError, match="has no docstring"):
+        source.on_page_markdown("```fields\nmodels/mspcaps.py Config\n```", Page)
+    for formula in (r"\nonsense x", r"\frac{1}{"):
+        with pytest.raises(PluginError):
+            tex.mathml(formula, "inline")
+
+
+def test_the_navigation_names_every_page() -> None:
+    named = re.findall(r"^ +- .*: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in DOCS.glob("*.md")), "add the new page to mkdocs.yml"
+
+
+def test_makefile_tells_where_it_is() -> None:
+    recipe = (ROOT / "Makefile").read_text()
+    assert "mkdocs build --strict" in recipe and "$(CURDIR)/site/index.html" in recipe
+    assert re.search(r"^\.PHONY:.*\bdocs\b", recipe, flags=re.MULTILINE), "there is a folder of that name"

@@ -1,0 +1,159 @@
+"""Skewed classes and transfer, through the trainer."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from training_makers import bars
+
+import mspcaps
+from mspcaps.data import Augmentation, ImageSet, load_dataset
+from mspcaps.errors import MspcapsError
+from mspcaps.training import Recipe, Trainer, override, train
+from mspcaps.training.plan import Plan, StreamingPlan
+from mspcaps.training.sweep import load_sweep, run_sweep
+
+CPU = torch.device("cpu")
+AUGMENT = Augmentation(2, True, 10)
+
+
+def recipe_for(data: Path, **changes: object) -> Recipe:
+    base = {"data": str(data), "name": "test", "epochs": 2, "batch_size": 8, "warmup_epochs": 1, "lr": 2e-3}
+    return Recipe(**base | {"image_size": 16, "augment": AUGMENT} | changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def skewed(tmp_path: Path) -> Path:
+    """Pictures of bars in folders: 40 of one direction, 10 of the other, 3 squares."""
+    images, labels = bars(200, 20, 3)
+    for label, count in enumerate((40, 10, 3)):
+        folder = tmp_path / "pictures" / "train" / f"c{label}"
+        folder.mkdir(parents=True)
+        for i, image in enumerate(images[labels == label][:count]):
+            Image.fromarray(image).save(folder / f"{i}.png")
+    shutil.copytree(tmp_path / "pictures" / "train", tmp_path / "pictures" / "test")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Weights of the same architecture, trained for a moment on pictures of another size with other classes."""
+    images, labels = bars(32, 32, 7)
+    np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    recipe = recipe_for(tmp_path / "other.npz", image_size=32, epochs=1)
+    return train(recipe, "cpu", out=tmp_path / "o", results=tmp_path / "o").folder / "last.safetensors"
+
+
+def test_the_batches_of_an_epoch_are_balanced_in_every_share() -> None:
+    """One process and its share of several see the same images; the number of steps stays as it is."""
+    labels = torch.tensor([0] * 50 + [1] * 14 + [2] * 3)
+    data = ImageSet(torch.zeros(67, 1, 4, 4, dtype=torch.uint8), labels, tuple("abc"), "skewed")
+    whole = Plan(data, 8, Augmentation(), seed=3, balance=True)
+    whole.begin(4)
+    assert whole.steps == Plan(data, 8, Augmentation(), seed=3).steps == 8
+    counts = Counter(labels[whole.order.flatten()].tolist())
+    assert max(counts.values()) - min(counts.values()) <= 1 and sum(counts.values()) == 64
+    halves = [Plan(data, 8, Augmentation(), 3, rank, 2, balance=True) for rank in (0, 1)]
+    for half in halves:
+        half.begin(4)
+    assert torch.equal(torch.cat([half.order for half in halves], dim=1), whole.order)
+
+
+def test_streaming_equals_resident_images_when_balanced(
+    skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_for(skewed, balance=True)
+    resident = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
+    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    streaming = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b")
+    assert isinstance(streaming.plan, StreamingPlan)
+    result = streaming.run()
+    assert result is not None and resident.entry["recipe"]["balance"] is True
+    a, b = (load_file(run.folder / "last.safetensors") for run in (resident, result))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    plain = train(recipe_for(skewed), "cpu", out=tmp_path / "c", results=tmp_path / "c")
+    c = load_file(plain.folder / "last.safetensors")
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+
+
+def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    recipe = recipe_for(skewed, init=str(other), lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1)
+    result = train(recipe, "cpu", out=tmp_path, results=tmp_path / "r", say=said.append)
+    old, new = load_file(other), load_file(result.folder / "last.safetensors")
+    fresh = load_file(train(recipe_for(skewed, init="", lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh"),
+                            "cpu", out=tmp_path, results=tmp_path / "r").folder / "last.safetensors")  # fmt: skip
+    statistics = {name for name in new if "running" in name}  # these follow the batches even at rate zero
+    for name in new.keys() - statistics - {"normalize.mean", "normalize.std"}:
+        if name.startswith("routing."):
+            assert torch.equal(new[name], fresh[name]), "initial votes are a function of the seed"
+        elif not name.endswith(".position"):
+            assert torch.equal(new[name], old[name]), name
+    (line,) = said
+    assert line.startswith(f"begins from {other}: ") and "patchify.0.position" in line
+    assert line.endswith("new: routing.0.w2 (other grid), routing.1.w2 (other classes)")
+    entry = json.loads(next((tmp_path / "r").rglob("test-seed0.json")).read_text())
+    assert entry["initial"]["transfer"] == line and len(entry["initial"]["sha256"]) == 64
+
+
+def test_a_checkpoint_goes_on_without_the_initial_weights(skewed: Path, other: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(skewed, init=str(other), balance=True)
+    whole = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a", say=lambda line: None)
+    said: list[str] = []
+    options = {"out": tmp_path / "b", "results": tmp_path / "b", "say": said.append}
+    assert Trainer(recipe, CPU, **options).run(deadline=0.0) is None  # type: ignore[arg-type]
+    other.unlink()
+    resumed = train(recipe, "cpu", **options)
+    a, b = (load_file(run.folder / "last.safetensors") for run in (whole, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert len(said) == 1 and resumed.entry["initial"] == whole.entry["initial"]
+    with pytest.raises(MspcapsError, match="there is no weights file"):
+        train(recipe, "cpu", **options)
+
+
+def test_names_of_shipped_weights_are_for_the_front(skewed: Path, tmp_path: Path) -> None:
+    """`training` does not know what comes with the package; mspcaps.train, the command line and its sweeps do."""
+    recipe = recipe_for(skewed, init="mspcaps_t.mnist", epochs=1)
+    said: list[str] = []
+    result = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=said.append)
+    assert result.recipe.init == "mspcaps_t.mnist" and said[0].startswith("begins from mspcaps_t.mnist: ")
+    with pytest.raises(MspcapsError, match=r"no weights file mspcaps_t\.mnist"):
+        train(recipe_for(skewed, init="mspcaps_t.mnist", epochs=1, seed=1), "cpu", out=tmp_path, results=tmp_path)
+    with pytest.raises(MspcapsError, match=r"did you mean mspcaps_t\.mnist"):
+        mspcaps.train(recipe_for(skewed, init="mspcaps_t.mnits", seed=1), "cpu", out=tmp_path, results=tmp_path)
+
+
+def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(
+        f'data = "{skewed}"\nepochs = 1\nbatch_size = 8\nimage_size = 16\nbalance = true\ninit = "x.safetensors"\n'
+    )
+    (tmp_path / "sweep.toml").write_text(f'[[runs]]\nrecipe = "{tmp_path}/recipe.toml"\nepochs = 2\n')
+    (recipe,) = load_sweep(tmp_path / "sweep.toml")
+    assert recipe.balance and recipe.init == "x.safetensors"
+    said: list[str] = []
+    (outcome,) = run_sweep([recipe], CPU, out=tmp_path, results=tmp_path, report=said.append)
+    assert (outcome.state, outcome.detail) == ("failed", "there is no weights file x.safetensors")
+
+
+def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> None:
+    """Sixty real pictures of three garments: from CIFAR-10's weights the loss falls faster than from fresh ones."""
+    split = {}
+    for name, count in (("train", 20), ("test", 5)):
+        data = load_dataset("fashionmnist_sample", name)
+        index = torch.cat([(data.labels == label).nonzero().flatten()[:count] for label in (2, 4, 7)])
+        split |= {f"x_{name}": data.images[index, 0].numpy(), f"y_{name}": np.repeat(np.arange(3), count)}
+    np.savez(tmp_path / "three.npz", **split)
+    losses = {"": 0.0, "mspcaps_t.cifar10": 0.0}
+    for init in losses:
+        for seed in (0, 1):
+            recipe = recipe_for(tmp_path / "three.npz", image_size=32, augment=None, epochs=8, batch_size=10)
+            recipe = override(recipe, init=init, seed=seed)
+            run = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=lambda line: None)
+            losses[init] += run.history[-1].loss
+    assert losses["mspcaps_t.cifar10"] < 0.85 * losses[""], losses
