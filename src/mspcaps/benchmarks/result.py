@@ -23,7 +23,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processors": os.cpu_count(),
         "load_before": round(load, 2),
-        "busy": load > 0.5,
+        "busy": load > max(0.5, 0.25 * (os.cpu_count() or 1)),  # of many cores some may work
         "software": ledger.software(),
         "commit": ledger.git_commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
