@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Files: written so that a reader never sees half of one, their checksums, their sizes in words."""
 
 import contextlib
 import hashlib
@@ -48,3 +48,12 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def size_of(count: int) -> str:
+    """Bytes for people."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB"):
+        if value >= 1000:
+            value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

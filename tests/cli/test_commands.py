@@ -15,8 +15,9 @@ from cli_makers import TINY, draw, trained
 
 from mspcaps.cli import COMMANDS
 from mspcaps.cli.commands import AugmentChanges, Changes, ScaleChanges, choose_recipe, parse_duration
-from mspcaps.cli.progress import clock, size_of
+from mspcaps.cli.progress import clock
 from mspcaps.data import Augmentation
+from mspcaps.files import size_of
 from mspcaps.models.initial import KINDS
 from mspcaps.training import Recipe, list_recipes
 

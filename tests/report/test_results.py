@@ -16,6 +16,7 @@ from mspcaps.report.curves import accuracy_chart, loss_chart
 from mspcaps.report.dots import Line, dot_chart
 from mspcaps.report.results import ablation_files, quoted, read_report, write_report
 from mspcaps.report.runs import Spread, read_ledger
+from mspcaps.report.speed import read_benchmarks, render_speed
 from mspcaps.report.tables import NOT_TRAINED, signed
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +262,15 @@ def test_the_picture_of_a_conclusion_shows_every_run_where_it_belongs():
     assert mean == pytest.approx(sum(xs) / 2, abs=0.1) == pytest.approx(paper, abs=0.1)
     assert "b &lt;" in chart and "not trained yet" in chart
     Balanced().feed(chart)
+
+
+def test_the_figures_of_speed_are_those_of_the_benchmarks():
+    text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert text == render_speed(ROOT / "results")
+    for result in read_benchmarks(ROOT / "results"):
+        assert result["environment"]["device"] in text
+        for variant in result["variants"].values():
+            assert f"{variant.get('images_per_second', 0):,.0f}" in text
 
 
 @pytest.mark.parametrize("name", list(ablation_files(read_report(ROOT / "results"))))

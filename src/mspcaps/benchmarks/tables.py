@@ -1,13 +1,14 @@
 """The figures of a benchmark as rows of text: what the command prints."""
 
-from collections.abc import Callable
 from typing import Any
+
+from mspcaps.files import size_of
 
 Rows = list[tuple[str, ...]]
 Table = tuple[tuple[str, ...], Rows]
 
 
-def training_tables(result: dict[str, Any], size_of: Callable[[int], str]) -> list[Table]:
+def training_tables(result: dict[str, Any]) -> list[Table]:
     """Head and rows of each table: the comparison, how cost grows, the packed runs."""
     head = (
         "training", "ms per step", "from - to", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",

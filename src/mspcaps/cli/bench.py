@@ -7,7 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from mspcaps.cli.commands import Maybe
-from mspcaps.cli.progress import size_of, table
+from mspcaps.cli.progress import table
 from mspcaps.errors import MspcapsError
 
 
@@ -40,7 +40,7 @@ def bench(
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, say=say)
-        shown, notes = tables.training_tables(result, size_of), tables.training_notes(result)
+        shown, notes = tables.training_tables(result), tables.training_notes(result)
     else:
         if scaling or packed is not None:
             raise MspcapsError("--scaling and --packed belong to `mspcaps bench train`")

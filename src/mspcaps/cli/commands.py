@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, counting, size_of, table, training_progress
+from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, counting, table, training_progress
 from mspcaps.errors import MspcapsError
+from mspcaps.files import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from mspcaps.cli.progress import size_of, table
+from mspcaps.cli.progress import table
+from mspcaps.files import size_of
 
 
 def data() -> None:

@@ -7,7 +7,8 @@ import tyro
 from tyro.conf import Positional
 
 from mspcaps.cli.commands import Maybe
-from mspcaps.cli.progress import counting, size_of
+from mspcaps.cli.progress import counting
+from mspcaps.files import size_of
 
 
 def export(

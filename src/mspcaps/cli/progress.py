@@ -175,15 +175,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def size_of(count: int) -> str:
-    """Bytes for people."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value >= 1000:
-            value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """A table on stdout; the columns whose numbers are in `right` are aligned to the right."""
     from rich import box

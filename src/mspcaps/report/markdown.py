@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mspcaps.errors import MspcapsError
 from mspcaps.report.conclusions import CLAIMS, CLEAR, sentences
+from mspcaps.report.grid import GENERATED, grid
 from mspcaps.report.runs import Group, Run
 from mspcaps.report.tables import HEADS, NONE, Report, Row, Table, comparison, notes, quoted_notes
 
-GENERATED = "<!-- Written by `mspcaps report` from the ledger in results/. Do not edit: a test compares the two. -->"
 BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
 EMPTY = "No run is in the ledger yet: every row awaits its first."
 RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
@@ -128,13 +128,6 @@ def run_cells(run: Run) -> tuple[str, ...]:
 
 def code(command: str) -> str:
     return f"`{command}`" if command else NONE
-
-
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """A table; the columns whose numbers are in `right` are aligned to the right."""
-    to_right = set(right)
-    rule = ["--:" if number in to_right else "---" for number in range(len(heads))]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, rule, *rows)]
 
 
 def _joined(parts: Iterable[str]) -> str:

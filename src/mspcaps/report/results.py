@@ -8,6 +8,7 @@ from mspcaps.report import markdown, results_page
 from mspcaps.report.conclusions import CLAIMS, groups_of, lines
 from mspcaps.report.dots import dot_chart
 from mspcaps.report.runs import read_ledger
+from mspcaps.report.speed import render_speed
 from mspcaps.report.tables import Report, build
 
 
@@ -27,7 +28,7 @@ def write_report(
     report = read_report(results)
     quoting = quoted(readme, report) if readme else ""  # a README without marks is refused before anything is written
     write_atomically(out, markdown.render(report))
-    for name, text in ablation_files(report).items():
+    for name, text in (ablation_files(report) | {"speed.md": render_speed(results)}).items():
         write_atomically(out.parent / name, text)
     write_atomically(page, results_page.render(report))
     if readme:
