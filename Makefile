@@ -2,32 +2,39 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
+WHOLE := $(VENV)/.whole
 
 .PHONY: run test docs lint setup clean
 run: $(READY)
 	$(BIN)/mspcaps quickstart
 
-test: $(READY) lint
+test: $(WHOLE) lint
 	$(BIN)/python -m pytest -n 2
 
-docs: $(READY)
+docs: $(WHOLE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The pages:  $(CURDIR)/site/index.html"
 
-lint: $(READY)
+lint: $(WHOLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-setup: $(READY)
+setup: $(WHOLE)
 
-# torch first and pinned: a range would let the resolver take a larger build than the one that is tested.
+# What a user needs. torch first and pinned: a range would let the resolver take a larger build than the one that is tested.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,log,onnx,hub,app,docs]'
+	$(INSTALL) torch
+	$(INSTALL) -e .
 	touch $(READY)
+
+# And everything else: all the extras, the tools for development.
+$(WHOLE): $(READY)
+	$(INSTALL) -e '.[dev,log,onnx,hub,app,docs]'
+	touch $(WHOLE)
 
 clean:
 	rm -rf $(VENV) build dist site
