@@ -14,11 +14,13 @@ import tyro
 from mspcaps.cli.progress import counting
 from mspcaps.evaluation import load_for
 from mspcaps.explain.faithfulness import SEEDS, Setting, measure, write_result
+from mspcaps.explain.heat import ORDERS
+from mspcaps.explain.named import DRAWS
 from mspcaps.files import sha256_of
 from mspcaps.training.ledger import device_name, git_commit, software
 from mspcaps.weights import load_model, weights_path
 
-SETTINGS = (Setting(4, "mean", 2), Setting(8, "mean", 1), Setting(4, "blur", 2))
+SETTINGS = (Setting(4, "mean", 4), Setting(8, "mean", 1), Setting(4, "blur", 4))
 
 
 def main(
@@ -43,7 +45,9 @@ def main(
         "class": "the one the model chooses",
         "score": "length of the class capsule",
         "random_seeds": list(SEEDS),
-        "settings": found,
+        "random_draws": DRAWS,
+        "orders": ORDERS,
+        **found,
         "weights_sha256": sha256_of(weights_path(weights)),
         "commit": git_commit(),
         "device": device_name(next(model.parameters()).device),

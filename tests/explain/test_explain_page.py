@@ -11,9 +11,9 @@ from PIL import Image
 import mspcaps
 from mspcaps.cli import main
 from mspcaps.explain import explain
-from mspcaps.explain.drawing import strongest_path
 from mspcaps.explain.files import free_name
 from mspcaps.explain.page import choose_classes, closeness, render
+from mspcaps.explain.tree import strongest_path
 from mspcaps.models.pretrained import save_weights
 
 CLASSES = ["cat & dog", "<b>bird</b>", "a very long name of a class"]
@@ -75,6 +75,8 @@ def test_which_classes_it_is_about():
     path = strongest_path(found.tree(0))
     assert [node.scale for node in path] == [2, 1, 1, 1, 0, 0, 0]
     assert path[0].effect == max(node.effect for node in found.tree(0).children)
+    middle = found.effects(first)[1][0]
+    assert [node.index for node in path[1:4]] == middle.argsort(descending=True)[:3].tolist()
 
 
 def test_words_for_the_distance():

@@ -7,8 +7,8 @@ from torch import Tensor
 import mspcaps
 from mspcaps.capsules.routing.grouping import group_size
 from mspcaps.errors import MspcapsError
-from mspcaps.explain import Explanation, Node, explain
-from mspcaps.explain.blocks import run_routing
+from mspcaps.explain import Explanation, Node, explain, heat
+from mspcaps.explain.heat import ORDERS, orders_of
 
 NAMES = [
     "mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_p3", "mspcaps_t_scale32", "mspcaps_t_scale16",
@@ -45,19 +45,64 @@ def test_sums_come_out(name, size):
     for block in found.blocks:
         torch.testing.assert_close(block.couplings.sum(0), torch.ones_like(block.norms))
         torch.testing.assert_close(block.contributions.sum(0), block.norms, rtol=1e-4, atol=1e-5)
-    shares = found.spread(found.contributions(1))
-    assert shares.shape == (2, *size)
-    torch.testing.assert_close(shares.sum((1, 2)), found.blocks[-1].norms[:, 1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
-def test_the_heat_map_adds_up_to_what_the_image_has_over_a_blank_one(name, size):
-    _, found = made(name, size)
-    with torch.no_grad():
-        blank = run_routing(found.routing, found.blank)[-1].norms[0]
+def test_effects_of_every_scale_add_up_to_what_the_image_has_over_a_blank_one(name, size):
+    model, found = made(name, size)
+    blank = torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1).expand(1, 3, *size)
+    nothing = length_before_squash(model(blank))[0]
     for label in (0, 3):
-        wanted = found.blocks[-1].norms[:, label] - blank[label]
-        torch.testing.assert_close(found.heat_map(label).sum((1, 2)), wanted, rtol=0.05, atol=0.02)
+        wanted = length_before_squash(model(found.images))[:, label] - nothing[label]
+        for values in found.effects(label):
+            torch.testing.assert_close(values.sum(1), wanted, rtol=1e-3, atol=1e-4)
+        heat = found.heat_map(label)
+        assert heat.shape == (2, *size)
+        torch.testing.assert_close(heat.sum((1, 2)), wanted, rtol=1e-3, atol=1e-4)
+
+
+def length_before_squash(scores: Tensor) -> Tensor:
+    """squash makes |s|^2 / (1 + |s|^2) of |s|; this is the way back."""
+    return (scores / (1 - scores)).sqrt().detach()
+
+
+@torch.no_grad()
+def test_effects_are_those_of_plain_loops():
+    """Middle scale of one image: uncover square after square by hand and watch the class."""
+    model, found = made("mspcaps_t", b=1)
+    x, mean, wanted = found.images[0], torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.zeros(16)
+    for order in orders_of(16, ORDERS):
+        canvas = mean.expand(3, 32, 32).clone()
+        before = length_before_squash(model(canvas[None]))[0, 2]
+        for number in order.tolist():
+            top, left = 8 * (number // 4), 8 * (number % 4)
+            canvas[:, top : top + 8, left : left + 8] = x[:, top : top + 8, left : left + 8]
+            now = length_before_squash(model(canvas[None]))[0, 2]
+            wanted[number] += (now - before) / ORDERS
+            before = now
+    torch.testing.assert_close(found.effects(2)[1][0], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 4, 64])
+def test_every_order_is_whole_and_has_its_opposite(n):
+    found = list(orders_of(n, ORDERS))
+    assert len(found) == ORDERS
+    assert all(sorted(order.tolist()) == list(range(n)) for order in found)
+    assert all(torch.equal(a, b.flip(0)) for a, b in zip(found[::2], found[1::2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, orders_of(n, ORDERS), strict=True)), "the same every time"
+
+
+def test_effects_of_a_sum_are_its_terms(monkeypatch):
+    """Worked out by hand: if |s_j| were a weighted sum of pixels, the effect of a patch is its part of the sum."""
+    model = trained("mspcaps_t")
+    weights = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(2)) - 0.5
+    monkeypatch.setattr(heat, "class_norms", lambda model, x: torch.einsum("bchw,jchw->bj", x, weights))
+    x = torch.rand(3, 3, 32, 32)
+    terms = ((x - model.normalize.mean)[:, None] * weights).sum(2)  # [b, j, h, w]
+    found = explain(model, x)
+    for scale, values in zip(found.scales, heat.effects(model, x, found.scales), strict=True):
+        by_hand = torch.nn.functional.avg_pool2d(terms, scale.cell).flatten(2) * scale.cell**2  # [b, j, n]
+        torch.testing.assert_close(values, by_hand.transpose(1, 2), rtol=1e-3, atol=1e-3)
 
 
 def test_a_blank_image_has_an_empty_heat_map():
@@ -82,6 +127,7 @@ def test_rectangles_tile_the_image(name, size):
             assert (rows, columns) == size
         one = torch.zeros(1, scale.grid[0] * scale.grid[1])
         one[0, -1] = 2.0
+        assert (scale.owners()[rect.top : rect.bottom, rect.left : rect.right] == index).all()
         inside = scale.spread(one)[0, rect.top : rect.bottom, rect.left : rect.right]
         torch.testing.assert_close(inside.sum(), torch.tensor(2.0))
         assert (inside == inside[0, 0]).all()

@@ -13,6 +13,7 @@ import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.faithfulness import METHODS, Setting, area, cell_sums, curve, measure, ranks, write_result
+from mspcaps.explain.named import drops, named_mask, named_patches, random_mask
 from mspcaps.explain.tables import BEGIN, EMPTY, END, block, with_block
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +80,8 @@ def test_measuring_is_repeatable_and_whole():
     found = measure(model, data, settings, batch_size=3, progress=lambda done, of: calls.append((done, of)))
     assert found == measure(model, data, settings, batch_size=3)
     assert calls[-1][0] == calls[-1][1] == len(calls)
-    for setting in found:
+    assert set(found["named"]) == {"all", "coarse"}, "a single scale has no more"
+    for setting in found["settings"]:
         assert set(setting["methods"]) == set(METHODS)
         starts = {m["deletion"]["curve"][0] for m in setting["methods"].values()}
         ends = {m["insertion"]["curve"][-1] for m in setting["methods"].values()}
@@ -91,6 +93,46 @@ def test_measuring_is_repeatable_and_whole():
         measure(model, data.subset(slice(0, 1)), settings)
 
 
+@torch.no_grad()
+def test_named_patches_are_covered_and_as_many_random_ones():
+    torch.manual_seed(0)
+    model = mspcaps.create_model("mspcaps_t", num_classes=3).eval()
+    found = mspcaps.explain(model, torch.rand(2, 3, 32, 32))
+    labels = found.ranking[:, 0]
+    falls = drops(found, labels, seed=0)
+    assert set(falls) == {"all", "coarse", "mid", "fine", "mid_adds"}
+    groups = named_patches(found.tree(1), 3)
+    assert [len(groups[name]) for name in falls] == [7, 1, 3, 3, 3]
+    (centre,) = max(found.tree(1).children, key=lambda node: node.effect).children
+    adds = sorted(found.blocks[0].contributions[:, 1, centre.index].tolist(), reverse=True)
+    assert [node.contribution for node in groups["mid_adds"]] == pytest.approx(adds[:3])
+    covered = found.images[1].clone()
+    for node in groups["mid"]:
+        covered[:, node.rect.top : node.rect.bottom, node.rect.left : node.rect.right] = model.normalize.mean
+    by_hand = model(found.images[1:])[0, labels[1]] - model(covered[None])[0, labels[1]]
+    assert falls["mid"][1, 0].item() == pytest.approx(by_hand.item(), abs=1e-5)
+    assert all(torch.equal(value, drops(found, labels, seed=0)[name]) for name, value in falls.items())
+    for name, pixels in (("coarse", 256), ("mid", 192), ("fine", 48)):
+        for mask in (
+            named_mask(groups[name], found.scales),
+            random_mask(groups[name], found.scales, torch.Generator().manual_seed(3)),
+        ):
+            assert int(mask.sum()) == pixels
+
+
+def test_candidates_are_shown_beside_the_measurement(tmp_path):
+    row = {way: {"auc": [0.25, 0.01], "less_gradient": [-0.125, 0.01]} for way in ("deletion", "insertion")}
+    entry = {
+        "model": "m", "dataset": "toy", "n": 7, "images": "the first 7", "weights_sha256": "abcdef0123",
+        "device": "a CPU",
+        "settings": [{"cell": 4, "fill": "mean", "candidates": {"one": {"title": "a way", **row}}}],
+    }  # fmt: skip
+    write_result(tmp_path / "candidates-m-toy.json", entry)
+    shown = block(tmp_path)
+    assert "m on 7 training images of toy" in shown
+    assert "| a way | 0.250 (−0.125 ± 0.010) | 0.250 (−0.125 ± 0.010) |" in shown
+
+
 def test_the_page_has_its_figures_from_files_only(tmp_path):
     model, data = tiny()
     text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
@@ -98,13 +140,15 @@ def test_the_page_has_its_figures_from_files_only(tmp_path):
     entry = {
         "model": "m", "dataset": "toy", "split": "test", "n": 5, "images": "all", "random_seeds": [0, 1, 2],
         "commit": "0123456789", "weights_sha256": "abcdef0123", "device": "a CPU",
-        "settings": measure(model, data, [Setting(8, "mean", 1)]),
+        "random_draws": 8, **measure(model, data, [Setting(8, "mean", 1)]),
     }  # fmt: skip
     write_result(tmp_path / "m-toy.json", entry)
     new = with_block(text, tmp_path, "page")
     assert new.startswith("before\n") and new.endswith("after\n") and "old" not in new
     auc = entry["settings"][0]["methods"]["part_whole"]["deletion"]["auc"][0]
     assert f"| part-whole heat map | {auc:.3f}" in new and "n = 5" in new
+    fall = entry["named"]["coarse"]["named"][0]
+    assert f"| the coarse patch with the largest effect | {fall:.3f}" in new
     assert with_block(new, tmp_path, "page") == new
     (tmp_path / "bad.json").write_text(json.dumps({"settings": []}))
     with pytest.raises(MspcapsError, match=r"bad\.json is not a measurement"):

@@ -10,7 +10,6 @@ from mspcaps.app.perturb import Changes, perturbed
 from mspcaps.app.uploads import picture_pixels
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import Explanation, explain, explainable
-from mspcaps.explain.tree import Grower
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ def answer(model: nn.Module, picture: object, changes: Changes = Changes()) -> A
         explainable(model)
     except MspcapsError as why:
         return plain(model, x, untouched, str(why))
-    # The picture twice: the parts of winner and runner-up are then found in one go.
-    found = explain(model, x.expand(2, *x.shape[1:]))
+    found = explain(model, x)
     sides = both_sides(found)
     return Answer(
         found.classes[sides[0].label],
@@ -46,15 +44,11 @@ def answer(model: nn.Module, picture: object, changes: Changes = Changes()) -> A
 
 
 def both_sides(found: Explanation) -> list[view.Side]:
-    """Of a batch that holds the same picture twice: the winner in the first, the runner-up in the second."""
-    labels = found.ranking[0, :2]
-    effects = [value.detach() for value in found.effects(labels)]
-    heat = found.spread(effects).cpu()
-    sides = []
-    for i, label in enumerate(labels.tolist()):
-        grower = Grower(found.routing, found.blocks, found.scales, [value[i] for value in effects], i)
-        sides.append(view.Side(label, grower.tree(label), heat[i]))
-    return sides
+    """Of one picture: the winner and the runner-up."""
+    return [
+        view.Side(label, found.tree(0, label), found.heat_map(label)[0].cpu())
+        for label in found.ranking[0, :2].tolist()
+    ]
 
 
 def plain(model: nn.Module, x: Tensor, untouched: Tensor | None, why: str) -> Answer:

@@ -15,8 +15,9 @@ from mspcaps.explain.tree_drawing import tree_drawing
 
 TREE_NOTE = (
     "Every coarse patch votes for the class; the thicker its line, the higher its coupling. The coupling is high where "
-    "a capsule of the finer scale agrees with the vote, so the tree follows the one that agrees most. Green lines "
-    "lengthen the capsule they lead to, red ones shorten it."
+    "a capsule of the finer scale agrees with the vote, so the tree follows the one that agrees most. Of the patches "
+    "of a middle capsule those with the largest effects are drawn. Green lines lengthen the capsule they lead to, red "
+    "ones shorten it."
 )
 
 
@@ -106,7 +107,7 @@ def legend(found: Explanation) -> str:
         kind, cell = kind_of(scale, count), found.scales[scale].cell
         text = {
             "coarse": f"{cell} × {cell} patch with the largest effect on the class",
-            "mid": f"{cell} × {cell} patches behind it",
+            "mid": f"{cell} × {cell} patches with the largest effects",
             "fine": f"{cell} × {cell} patches that agree most",
         }[kind]
         keys[kind] = text

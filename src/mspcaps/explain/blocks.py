@@ -38,11 +38,6 @@ class Block:
         direction = self.sums / self.norms.unsqueeze(-1)  # [b, j, e]
         return self.couplings * (self.votes * direction).sum(-1)
 
-    @property
-    def winners(self) -> Tensor:
-        """int64 [k, b, j]: which fine capsule m under k agrees most; only this one decides the coupling."""
-        return self.agreements.argmax(2)
-
 
 def run_block(routing: nn.Module, u1: Tensor, u2: Tensor) -> Block:
     assert isinstance(routing, CrossAgreementRouting)

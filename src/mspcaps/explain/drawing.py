@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mspcaps.explain.geometry import Rect
-from mspcaps.explain.tree import Node
+from mspcaps.explain.tree import Node, strongest_path
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
 MOST_BARS = 20
@@ -60,17 +60,6 @@ def rectangle(rect: Rect, kind: str, width: float) -> str:
         f'<rect class="under" {shape} stroke-width="{1.7 * width:g}"/>'
         f'<rect class="part {kind}" {shape} stroke-width="{width:g}"/>'
     )
-
-
-def strongest_path(root: Node, count: int = 3) -> list[Node]:
-    """The coarse patch with the largest effect and what leads up to it: its middle capsule's best patches, and the
-    fine patch that agrees most with each. Coarse first, so that the finer ones are drawn over it."""
-    top = max(root.children, key=lambda node: node.effect or 0.0)
-    (below,) = top.children
-    if below.kind == "patch":
-        return [top, below]
-    best = below.children[:count]
-    return [top, *best, *(node.children[0] for node in best)]
 
 
 def parts_drawing(root: Node, size: tuple[int, int], scales: int) -> str:

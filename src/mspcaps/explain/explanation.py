@@ -1,7 +1,6 @@
 """`mspcaps.explain(model, x)`: what the routing did with each image, and what that says about each class."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +11,7 @@ from mspcaps.capsules import CrossAgreementRouting, length, squash
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.blocks import Block, run_routing
 from mspcaps.explain.geometry import Scale
-from mspcaps.explain.heat import contributions, effects
+from mspcaps.explain.heat import class_norms, effects
 from mspcaps.explain.tree import Grower, Node
 from mspcaps.models.mspcaps import MSPCaps
 
@@ -31,9 +30,7 @@ class Explanation:
     classes: tuple[str, ...]
     scales: tuple[Scale, ...]  # finest first
     blocks: tuple[Block, ...]
-    primary: tuple[Tensor, ...]  # capsules [b, n_i, d_i] of every scale
-    blank: tuple[Tensor, ...]  # those of an image of the mean colour, [1, n_i, d_i]
-    routing: Sequence[nn.Module]
+    model: MSPCaps  # a copy: effects are found when asked for, and training may go on meanwhile
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -44,6 +41,16 @@ class Explanation:
     def ranking(self) -> Tensor:
         """int64 [b, K]: classes from the winner down; column 1 is the runner-up."""
         return self.lengths.argsort(1, descending=True)
+
+    @cached_property
+    def blank_norms(self) -> Tensor:
+        """[K]: lengths of the class capsules before squash for a blank image, all of the mean colour."""
+        return class_norms(self.model, self.model.normalize.mean.expand_as(self.images[:1]))[0]
+
+    @cached_property
+    def all_effects(self) -> list[Tensor]:
+        """[b, n_i, K] of every scale, finest first, found once for all classes (explain/heat.py)."""
+        return effects(self.model, self.images, self.scales)
 
     def label_numbers(self, label: Label) -> Tensor:
         """int64 [b]"""
@@ -57,56 +64,41 @@ class Explanation:
         return numbers
 
     def effects(self, label: Label) -> list[Tensor]:
-        """[b, n_i] of every scale, finest first: what each patch adds to |s_j| over a blank image (explain/heat.py)."""
-        return effects(self.routing, self.primary, self.blank, self.label_numbers(label))
+        """[b, n_i] of every scale, finest first: what uncovering each patch adds to |s_j| (explain/heat.py).
 
-    def contributions(self, label: Label) -> list[Tensor]:
-        """[b, n_i] of every scale, finest first: the tree's shares of |s_j| (explain/heat.py)."""
-        return contributions(self.routing, self.blocks, self.label_numbers(label), len(self.scales))
+        At every scale they add up to the class's length before squash less that of a blank image.
+        """
+        images, numbers = torch.arange(len(self.images)), self.label_numbers(label)
+        return [value[images, :, numbers] for value in self.all_effects]
 
     def heat_map(self, label: Label) -> Tensor:
-        """[b, H, W]: the effects of all patches of all scales, each spread evenly over its pixels.
+        """[b, H, W]: the effects of all patches, each spread evenly over its pixels; the mean over the scales.
 
-        Adds up to the class's length before squash less that of a blank image; negative where a patch speaks against.
+        Adds up to what the effects of a scale add up to; negative where a patch speaks against the class.
         """
-        return self.spread(self.effects(label))
-
-    def spread(self, values: Sequence[Tensor]) -> Tensor:
-        """Values per patch [b, n_i] of every scale -> [b, H, W] with the same sum."""
-        maps = [scale.spread(value) for scale, value in zip(self.scales, values, strict=True)]
-        return torch.stack(maps).sum(0)
+        maps = [scale.spread(value) for scale, value in zip(self.scales, self.effects(label), strict=True)]
+        return torch.stack(maps).mean(0)
 
     def tree(self, image: int = 0, label: int | str | None = None) -> Node:
         """The part-whole tree of one image, of the winner unless another class is named."""
         number = int(self.ranking[image, 0]) if label is None else int(self.label_numbers(label)[image])
-        one = [own[image : image + 1] for own in self.primary]
-        found = effects(self.routing, one, self.blank, torch.tensor([number], device=one[0].device))
-        grower = Grower(self.routing, self.blocks, self.scales, [value[0] for value in found], image)
-        return grower.tree(number)
+        found = [value[image, :, number] for value in self.all_effects]
+        return Grower(list(self.model.routing), self.blocks, self.scales, found, image).tree(number)
 
 
 @torch.no_grad()
 def explain(model: nn.Module, x: Tensor) -> Explanation:
-    """Images in [0, 1], [b, c, h, w] -> their explanation, on the device of the model, whose mode is left as it was."""
-    model = explainable(model)
-    x = checked(model, x).to(next(model.parameters()).device)
-    was_training = model.training
-    model.eval()  # BatchNorm must not mix the images of a batch, nor learn from them
-    try:
-        primary = model.forward_primary(x)
-        # The normalisation inside the model knows the mean colour of its data: there a blank image is all zeros.
-        blank = model.forward_primary(model.normalize.mean.expand(1, *x.shape[1:]))
-    finally:
-        model.train(was_training)
+    """Images in [0, 1], [b, c, h, w] -> their explanation, on the device of the model, which is left as it was."""
+    frozen = copy.deepcopy(explainable(model)).eval()  # BatchNorm must not mix images of a batch, nor learn from them
+    x = checked(frozen, x).to(next(frozen.parameters()).device)
+    blocks = run_routing(list(frozen.routing), frozen.forward_primary(x))
     img_size = (x.shape[2], x.shape[3])
     scales = tuple(
-        Scale(2**i, model.patch * 2**i, grid, img_size) for i, grid in zip(model.scales, model.grids, strict=True)
+        Scale(2**i, frozen.patch * 2**i, grid, img_size) for i, grid in zip(frozen.scales, frozen.grids, strict=True)
     )
-    routing = list(copy.deepcopy(model.routing))  # maps and trees are made when asked for: training may go on meanwhile
-    blocks = run_routing(routing, primary)
     count = blocks[-1].couplings.shape[2]
-    names = getattr(model, "about", {}).get("classes") or [str(label) for label in range(count)]
-    return Explanation(x, tuple(names), scales, blocks, tuple(primary), tuple(blank), routing)
+    names = getattr(frozen, "about", {}).get("classes") or [str(label) for label in range(count)]
+    return Explanation(x, tuple(names), scales, blocks, frozen)
 
 
 def explainable(model: nn.Module) -> MSPCaps:

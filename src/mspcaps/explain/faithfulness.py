@@ -6,6 +6,9 @@ uncovers cells in the same order; there a large area is good. Both are from Pets
 
 What a method must beat is not only chance. Covering scattered cells spoils an image more than covering one region, and
 objects stand in the middle, whatever the image: the map of *another* image shows how much of a score is due to that.
+The map of the class that came second shows how much a map is about its class at all.
+
+Beside the maps, explain/named.py covers just the patches that the page names.
 """
 
 import json
@@ -20,16 +23,17 @@ from torch.nn import functional as F
 
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.explain.explanation import explain, explainable
+from mspcaps.explain.explanation import Explanation, explain, explainable
+from mspcaps.explain.named import drops
 from mspcaps.files import write_atomically
 
 SEEDS = (0, 1, 2)  # of the random orders
 METHODS = {
     "part_whole": "part-whole heat map",
-    "contributions": "contributions of the tree alone",
     "gradient": "gradient, absolute",
     "input_gradient": "input times gradient, absolute",
     "random": "random order",
+    "part_whole_second": "part-whole heat map of the runner-up",
     "part_whole_other": "part-whole heat map of another image",
     "gradient_other": "gradient of another image",
 }
@@ -92,24 +96,21 @@ def area(curves: Tensor, n: int, per_step: int) -> Tensor:
     return torch.trapezoid(curves, places, dim=1)
 
 
-def maps_of(model: nn.Module, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Heat maps [b, H, W] of every method for the class the model chooses, and that class [b]."""
-    found = explain(model, x)
-    labels = found.ranking[:, 0]
+def maps_of(model: nn.Module, found: Explanation, labels: Tensor) -> dict[str, Tensor]:
+    """Heat maps [b, H, W] of every method but the random one, for the classes asked for."""
     with torch.enable_grad():
         leaf = found.images.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(model(leaf).gather(1, labels[:, None]).sum(), leaf)
+    difference = found.images - found.model.normalize.mean  # a pixel of the mean colour counts nothing
     maps = {
         "part_whole": found.heat_map(labels),
-        "contributions": found.spread(found.contributions(labels)),
         "gradient": gradient.abs().sum(1),
-        "input_gradient": ((found.images - explainable(model).normalize.mean) * gradient)
-        .sum(1)
-        .abs(),  # a pixel of the mean colour counts nothing
+        "input_gradient": (difference * gradient).sum(1).abs(),
+        "part_whole_second": found.heat_map(found.ranking[:, 1]),
     }
     for name in ("part_whole", "gradient"):
         maps[f"{name}_other"] = maps[name].roll(1, 0)
-    return {name: heat.detach() for name, heat in maps.items()}, labels
+    return {name: heat.detach() for name, heat in maps.items()}
 
 
 def orders_of(maps: dict[str, Tensor], setting: Setting, offset: int) -> list[tuple[str, Tensor]]:
@@ -128,26 +129,41 @@ def measure(
     settings: Sequence[Setting],
     batch_size: int = 100,
     progress: Progress = lambda done, of: None,
-) -> list[dict[str, Any]]:
-    """Curves and areas of every method over all images of `data`, one dictionary per setting."""
+) -> dict[str, Any]:
+    """Over all images of `data`, for the class the model chooses: "settings", curves and areas of every method, and
+    "named", the named patches against random ones."""
     mean = explainable(model).normalize.mean
     model.eval()
     batches = list(data.images.split(batch_size))
     if len(batches[-1]) == 1 or len(data) < 2:
         raise MspcapsError("the map of another image needs at least two images in every batch")
     kept: list[dict[tuple[str, str], list[Tensor]]] = [{} for _ in settings]
+    falls: dict[str, list[Tensor]] = {}
     curves, done = 2 * (len(METHODS) - 1 + len(SEEDS)) * len(settings) * len(batches), 0
     for number, batch in enumerate(batches):
         x = batch.to(mean.device).float() / 255
-        maps, labels = maps_of(model, x)
+        found = explain(model, x)
+        labels = found.ranking[:, 0]
+        for group, fall in drops(found, labels, number).items():
+            falls.setdefault(group, []).append(fall)
+        maps = maps_of(model, found, labels)
         for setting, store in zip(settings, kept, strict=True):
             covered = setting.covered(x, mean)
             for name, rank in orders_of(maps, setting, number):
                 for way in ("deletion", "insertion"):
-                    found = curve(model, x, labels, rank, covered, setting, way == "insertion")
-                    store.setdefault((name, way), []).append(found.cpu())
+                    points = curve(model, x, labels, rank, covered, setting, way == "insertion")
+                    store.setdefault((name, way), []).append(points.cpu())
                     progress(done := done + 1, curves)
-    return [summary(setting, store, data.size) for setting, store in zip(settings, kept, strict=True)]
+    return {
+        "settings": [summary(setting, store, data.size) for setting, store in zip(settings, kept, strict=True)],
+        "named": {group: fall_summary(torch.cat(parts)) for group, parts in falls.items()},
+    }
+
+
+def fall_summary(falls: Tensor) -> dict[str, list[float]]:
+    """[n, 2]: how far each image's score falls without its named patches and without random ones."""
+    own, random = falls.unbind(1)
+    return {"named": mean_and_error(own), "random": mean_and_error(random), "less_random": mean_and_error(own - random)}
 
 
 def summary(setting: Setting, store: dict[tuple[str, str], list[Tensor]], size: tuple[int, int]) -> dict[str, Any]:

@@ -45,6 +45,14 @@ class Scale(NamedTuple):
         top, left = row * self.cell, column * self.cell
         return Rect(top, left, min(top + self.cell, self.img_size[0]), min(left + self.cell, self.img_size[1]))
 
+    def owners(self) -> Tensor:
+        """int64 [H, W]: the patch each pixel belongs to; the border that patches of 3 drop goes with its neighbour."""
+        rows, columns = (
+            (torch.arange(side) // self.cell).clamp(max=count - 1)
+            for side, count in zip(self.img_size, self.grid, strict=True)
+        )
+        return rows[:, None] * self.grid[1] + columns
+
     def spread(self, values: Tensor) -> Tensor:
         """[b, n] -> [b, H, W]: each cell's value shared out evenly among its pixels, so that the sums agree.
 

@@ -4,7 +4,6 @@ from html import escape
 from pathlib import Path
 
 from mspcaps import __version__
-from mspcaps.explain.blocks import run_routing
 from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing
 from mspcaps.explain.explanation import Explanation
 from mspcaps.explain.tree_drawing import signed, tree_drawing
@@ -78,8 +77,8 @@ def overview(found: Explanation, image: int, shown: tuple[int, int]) -> str:
         kind, cell = kind_of(scale, count), found.scales[scale].cell
         text = {
             "coarse": f"the {cell} × {cell} patch with the largest effect on “{name}”",
-            "mid": f"the {cell} × {cell} patches that build the middle capsule which agrees most with it",
-            "fine": f"the {cell} × {cell} patches that agree most with these"
+            "mid": f"the {cell} × {cell} patches with the largest effects",
+            "fine": f"the {cell} × {cell} patch that agrees most with each of these"
             if count == 3
             else f"the {cell} × {cell} patch that agrees most with it",
         }[kind]
@@ -97,13 +96,12 @@ def overview(found: Explanation, image: int, shown: tuple[int, int]) -> str:
 def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
     maps = [found.heat_map(label)[image].detach().cpu() for label in shown]
     top = max(float(heat.abs().max()) for heat in maps)
-    blank = run_routing(found.routing, found.blank)[-1].norms[0].detach()
     figures = []
     for label, heat in zip(shown, maps, strict=True):
         name, norm = escape(found.classes[label]), float(found.blocks[-1].norms[image, label])
         caption = (
             f"All of it adds up to {signed(float(heat.sum()))}: the length before squash is {norm:.2f} here and "
-            f"{float(blank[label]):.2f} for a blank image."
+            f"{float(found.blank_norms[label]):.2f} for a blank image."
         )
         figures.append(
             f"<figure><h3>{name}</h3>{heat_drawing(heat, top, f'Heat map of {found.classes[label]}')}"
@@ -111,8 +109,8 @@ def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
         )
     return (
         "<section><h2>Where it sees the class</h2>"
-        '<p class="note">How much each patch lengthens or shortens the class capsule, compared with a blank image of '
-        "the mean colour. The patches of all scales lie over each other. Both maps have the same scale.</p>"
+        '<p class="note">How much each patch lengthens or shortens the class capsule when it is uncovered on a blank '
+        "image of the mean colour. The patches of all scales lie over each other. Both maps have the same scale.</p>"
         f'<div class="pair">{"".join(figures)}</div>'
         '<ul class="legend"><li><span><i class="key pro"></i></span><span>speaks for the class</span></li>'
         '<li><span><i class="key contra"></i></span><span>speaks against it</span></li></ul></section>'
@@ -127,7 +125,8 @@ def trees(found: Explanation, image: int, shown: tuple[int, int]) -> str:
         "<section><h2>How the parts make the whole</h2>"
         '<p class="note">Every coarse patch votes for the class; the thicker its line, the higher its coupling. The '
         "coupling is high where a capsule of the finer scale agrees with the vote, so the tree follows the one that "
-        "agrees most. Green lines lengthen the capsule they lead to, red ones shorten it. "
+        "agrees most. Of the patches of a middle capsule those with the largest effects are drawn, whatever their "
+        "coupling. Green lines lengthen the capsule they lead to, red ones shorten it. "
         '<span class="swipe">Swipe the drawing sideways to see all of it.</span></p>'
         f'<figure class="scroll">{drawings[0]}</figure><details><summary>The same tree for “{other}”</summary>'
         f'<figure class="scroll">{drawings[1]}</figure></details>'
@@ -153,8 +152,9 @@ def words(found: Explanation) -> str:
         ),
         (
             "effect",
-            "What the patch changes in the class capsule's length before squash, compared with a blank image: by its "
-            "vote, and by raising or lowering couplings. The heat map is made of effects.",
+            "What the pixels of the patch add to the class capsule's length before squash when the image is uncovered "
+            "patch by patch, the mean over several orders. The heat map is made of effects. A patch that adds much to "
+            "a capsule above it can still have little effect: a blank one may add as much.",
         ),
         (
             "patch",

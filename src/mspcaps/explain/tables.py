@@ -7,10 +7,13 @@ from typing import Any
 
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.faithfulness import METHODS
+from mspcaps.explain.named import NAMES
 
 BEGIN, END = "<!-- faithfulness -->", "<!-- /faithfulness -->"
 GENERATED = "<!-- Written by docs/make_explain.py from results/explain/. Do not edit: a test compares the two. -->"
 EMPTY = "Not measured yet."
+HEAD = ("| order of the cells | deletion, less is better | insertion, more is better |", "| --- | --: | --: |")
+CANDIDATES = "candidates-"  # how the files of docs/compare_heat_maps.py begin
 
 
 def block(results: Path) -> str:
@@ -18,7 +21,7 @@ def block(results: Path) -> str:
     files = sorted(results.glob("*.json")) if results.is_dir() else []
     parts = [BEGIN, GENERATED, ""]
     for path in files:
-        parts += [*measurement(read(path)), ""]
+        parts += [*(candidates if path.name.startswith(CANDIDATES) else measurement)(read(path)), ""]
     if not files:
         parts += [EMPTY, ""]
     return "\n".join([*parts, END])
@@ -35,15 +38,16 @@ def with_block(text: str, results: Path, where: str) -> str:
 def read(path: Path) -> dict[str, Any]:
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        if not entry["settings"] or set(METHODS) - set(entry["settings"][0]["methods"]):
+        rows = entry["settings"][0]["candidates" if path.name.startswith(CANDIDATES) else "methods"]
+        if not path.name.startswith(CANDIDATES) and (set(METHODS) - set(rows) or not entry["named"]):
             raise KeyError("methods")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise MspcapsError(f"{path} is not a measurement of explanations: {error}") from error
     return entry
 
 
 def measurement(entry: dict[str, Any]) -> list[str]:
-    """One heading, and for every setting a table and the verdict."""
+    """One heading, the named patches, and for every setting a table and the verdict."""
     seeds = ", ".join(str(seed) for seed in entry["random_seeds"])
     lines = [
         f"### {entry['model']} on {entry['dataset']}, n = {entry['n']}",
@@ -52,17 +56,55 @@ def measurement(entry: dict[str, Any]) -> list[str]:
         f"random orders are the mean of seeds {seeds}. In brackets the share of images on which the method beats the "
         f"random order. Commit {(entry['commit'] or 'unknown')[:7]}, weights {entry['weights_sha256'][:8]}, "
         f"{entry['device']}.",
+        "",
+        f"**Only the named patches covered, with the mean colour**; random: as many of the same sizes, the mean of "
+        f"{entry['random_draws']} draws per image",
+        "",
+        *named(entry["named"]),
     ]
     for setting in entry["settings"]:
-        fill = "the mean colour" if setting["fill"] == "mean" else "a blurred copy"
-        lines += ["", f"**Cells of {setting['cell']} × {setting['cell']} pixels, covered with {fill}**", ""]
-        lines += table(setting["methods"])
+        lines += ["", heading(setting), "", *table(setting["methods"])]
         lines += ["", verdict(setting["methods"])]
     return lines
 
 
+def heading(setting: dict[str, Any]) -> str:
+    fill = "the mean colour" if setting["fill"] == "mean" else "a blurred copy"
+    return f"**Cells of {setting['cell']} × {setting['cell']} pixels, covered with {fill}**"
+
+
+def named(groups: dict[str, Any]) -> list[str]:
+    """How far the score falls, and the paired difference to random patches in words."""
+    rows = ["| patches | score falls by | random ones | difference | |", "| --- | --: | --: | --: | --- |"]
+    for group, title in NAMES.items():
+        if group in groups:
+            own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
+            word = "more" if difference > 2 * error else "less" if difference < -2 * error else "not told apart"
+            rows.append(f"| {title} | {own[0]:.3f} | {random[0]:.3f} | {figures(difference, error)} | {word} |")
+    return rows
+
+
+def candidates(entry: dict[str, Any]) -> list[str]:
+    """Ways to make the map, compared where it was chosen."""
+    lines = [
+        f"### How the map was chosen: {entry['model']} on {entry['n']} training images of {entry['dataset']} "
+        f"({entry['images']})",
+        "",
+        "Mean area under the curve; in brackets the paired difference to the gradient ± standard error. Weights "
+        f"{entry['weights_sha256'][:8]}, {entry['device']}.",
+    ]
+    for setting in entry["settings"]:
+        lines += ["", heading(setting), "", *HEAD]
+        for row in setting["candidates"].values():
+            cells = [
+                f"{row[way]['auc'][0]:.3f} ({figures(*row[way]['less_gradient'])})" for way in ("deletion", "insertion")
+            ]
+            lines.append(f"| {row['title'].replace('|', '&#124;')} | {cells[0]} | {cells[1]} |")
+    return lines
+
+
 def table(methods: dict[str, Any]) -> list[str]:
-    rows = ["| order of the cells | deletion, less is better | insertion, more is better |", "| --- | --: | --: |"]
+    rows = list(HEAD)
     for name, title in METHODS.items():
         cells = []
         for way in ("deletion", "insertion"):
@@ -80,13 +122,16 @@ def verdict(methods: dict[str, Any]) -> str:
         against = {}
         for other in ("random", "gradient"):
             difference, error = methods["part_whole"][way][f"less_{other}"]  # paired, image by image
-            figures = f"{difference:+.3f} ± {error:.3f}".replace("-", "−")
-            against[other] = judge(sign * difference, 2 * error), figures
+            against[other] = judge(sign * difference, 2 * error), figures(difference, error)
         said.append(
             f"{way.capitalize()}: the part-whole map is {against['random'][0]} random order ({against['random'][1]}) "
             f"and {against['gradient'][0]} the gradient ({against['gradient'][1]})."
         )
     return " ".join(said)
+
+
+def figures(difference: float, error: float) -> str:
+    return f"{difference:+.3f} ± {error:.3f}".replace("-", "−")
 
 
 def judge(gain: float, doubt: float) -> str:

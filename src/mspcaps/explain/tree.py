@@ -23,7 +23,7 @@ class Node:
     coupling: float | None = None  # share of this coarse capsule among its siblings
     contribution: float | None = None  # to the length of the capsule above before squash; siblings add up to it
     agreement: float | None = None  # of this fine capsule with the coarse capsule above it: the highest of its group
-    effect: float | None = None  # of a patch on the class, against a blank image; see explain/heat.py
+    effect: float | None = None  # of a patch's pixels on the class; see explain/heat.py
     length: float | None = None  # of a class or middle capsule, before squash
     children: "tuple[Node, ...]" = ()
 
@@ -32,6 +32,23 @@ class Node:
         yield self
         for child in self.children:
             yield from child.walk()
+
+
+def strongest(nodes: Sequence[Node], count: int) -> list[Node]:
+    """Those with the largest effects on the class, the largest first."""
+    return sorted(nodes, key=lambda node: -(node.effect or 0.0))[:count]
+
+
+def strongest_path(root: Node, count: int = 3) -> list[Node]:
+    """The coarse patch with the largest effect and what leads up to it: of the patches of its middle capsule those
+    with the largest effects, and the fine patch that agrees most with each. Coarse first, so that the finer ones are
+    drawn over it."""
+    (top,) = strongest(root.children, 1)
+    (below,) = top.children
+    if below.kind == "patch":
+        return [top, below]
+    best = strongest(below.children, count)
+    return [top, *best, *(node.children[0] for node in best)]
 
 
 @dataclass(frozen=True)

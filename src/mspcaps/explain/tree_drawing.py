@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from html import escape
 
 from mspcaps.explain.drawing import kind_of, rectangle
-from mspcaps.explain.tree import Node
+from mspcaps.explain.tree import Node, strongest
 
 ROWS, TWIGS = 4, 3  # coarse patches drawn, and patches of each middle capsule
 TOP, GAP = 64, 26
@@ -39,9 +39,9 @@ class Drawer:
 
 
 def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> str:
-    """The coarse patches with the largest effects, and under each the best patches of its middle capsule."""
+    """The coarse patches with the largest effects, and under each those of the patches of its middle capsule."""
     drawer = Drawer(size, scales)
-    chosen = sorted(root.children, key=lambda node: -(node.effect or 0.0))[:ROWS]
+    chosen = strongest(root.children, ROWS)
     deep = chosen[0].children[0].kind == "middle"
     height = max(COARSE, TWIGS * (SMALL + 10) if deep else 0) + GAP
     total, middle = TOP + height * len(chosen), TOP + height * len(chosen) / 2
@@ -70,7 +70,7 @@ def heads(root: Node, chosen: list[Node], deep: bool) -> str:
     columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", some)]
     if deep:
         (centre,) = chosen[0].children
-        best = f"best {min(TWIGS, len(centre.children))} of {len(centre.children)}"
+        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, by effect"
         columns.append((X_MIDDLE - 30, "middle capsule", "that agrees most"))
         columns.append((X_MID, f"its patches, {extent(centre.children[0])}", best))
         columns.append((X_FINE, f"fine patch, {extent(centre.children[0].children[0])}", "that agrees most"))
@@ -83,7 +83,7 @@ def heads(root: Node, chosen: list[Node], deep: bool) -> str:
 
 
 def branch(drawer: Drawer, coarse: Node, y: float) -> str:
-    """Coarse patch -> middle capsule -> its best patches -> the fine patch of each."""
+    """Coarse patch -> middle capsule -> its patches with the largest effects -> the fine patch of each."""
     (centre,) = coarse.children
     start = X_COARSE + drawer.width(COARSE) + 118
     parts = [
@@ -91,15 +91,16 @@ def branch(drawer: Drawer, coarse: Node, y: float) -> str:
         f'<text class="tick" x="{X_MIDDLE}" y="{y + 40:.1f}" text-anchor="middle">'
         f"agrees {signed(centre.agreement)}</text>",
     ]
-    twigs = centre.children[:TWIGS]
+    twigs = strongest(centre.children, TWIGS)
     for number, twig in enumerate(twigs):
         at = y + (number - (len(twigs) - 1) / 2) * (SMALL + 10)
         parts.append(edge(X_MIDDLE + 20, y, X_MID, at, twig))
         parts.append(drawer.little(twig, X_MID, at, SMALL))
         x = X_MID + drawer.width(SMALL) + 9
         parts.append(
-            f'<text class="value" x="{x:.1f}" y="{at - 3:.1f}">coupling {twig.coupling:.2f}</text>'
-            f'<text class="tick" x="{x:.1f}" y="{at + 15:.1f}">adds {signed(twig.contribution)}</text>'
+            f'<text class="value" x="{x:.1f}" y="{at - 13:.1f}">effect {signed(twig.effect)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{at + 5:.1f}">coupling {twig.coupling:.2f}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{at + 23:.1f}">adds {signed(twig.contribution)}</text>'
         )
         (fine,) = twig.children
         parts.append(f'<line class="link" x1="{x + 100:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
