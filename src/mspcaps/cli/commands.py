@@ -102,6 +102,7 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None) -
     print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images named rightly.\n")
     print(f"The page:  {done.page}\n\nTry next:")
     print(f"  mspcaps predict {done.weights} PICTURE.png")
+    print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # weights that come with the package")
     print("  mspcaps models")
     own = "mspcaps train --data FOLDER --model mspcaps_t --image-size 32 --epochs 30 --batch-size 32"
     print(f"  {own}   # FOLDER/CLASS/*.png")
