@@ -30,11 +30,6 @@ def class_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(model, "about", {}).get("classes") or map(str, range(config["num_classes"])))
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """What `save_weights` wrote beside the tensors."""
-    return read_weights(path)[0]
-
-
 def load_model(path: str | Path) -> nn.Module:
     """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
     header, tensors = read_weights(Path(path))
