@@ -104,6 +104,7 @@ CASES = [  # chans, depth, image, patch, scales
     ([1, 5, 12], 3, (9, 7), 3, [True, True]),
     ([4, 16, 24], 1, (5, 6), 2, [False, True]),
     ([6, 33], 2, (7, 5), 2, [True]),
+    ([3, 16, 40, 24], 2, (9, 7), 2, [True, True, True]),  # narrow enough for convolutions of our own
     ([3, 128, 136], 2, (5, 6), 2, [True, True]),  # wide enough for input gradients by forward convolutions
 ]
 
