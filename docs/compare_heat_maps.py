@@ -16,13 +16,20 @@ from torch import Tensor
 from mspcaps.evaluation import load_for
 from mspcaps.explain.blocks import run_routing
 from mspcaps.explain.explanation import Explanation, explain
-from mspcaps.explain.faithfulness import Setting, area, cell_sums, curve, mean_and_error, ranks, write_result
+from mspcaps.explain.faithfulness import (
+    SETTINGS,
+    Setting,
+    area,
+    cell_sums,
+    curve,
+    mean_and_error,
+    origin,
+    ranks,
+    write_result,
+)
 from mspcaps.explain.heat import effects
-from mspcaps.files import sha256_of
-from mspcaps.training.ledger import device_name, git_commit, software
-from mspcaps.weights import load_model, weights_path
+from mspcaps.weights import load_model
 
-SETTINGS = (Setting(4, "mean", 4), Setting(8, "mean", 1), Setting(4, "blur", 4))
 STEPS = 32
 TITLES = {
     "gradient": "gradient, absolute",
@@ -112,19 +119,8 @@ def main(
     found = explain(model, images.images.float() / 255)
     labels = found.ranking[:, 0]
     maps = by_slopes(found, labels) | by_uncovering(found, labels)
-    assert isinstance(model.config, dict)
-    entry = {
-        "model": model.config["name"],
-        "dataset": images.name,
-        "split": "train",
-        "n": len(images),
-        "images": f"the first {len(images)}",
-        "settings": [compare(found, maps, labels, setting) for setting in SETTINGS],
-        "weights_sha256": sha256_of(weights_path(weights)),
-        "commit": git_commit(),
-        "device": device_name(labels.device),
-        "software": software(),
-    }
+    entry = origin(model, images, "train", weights)
+    entry["settings"] = [compare(found, maps, labels, setting) for setting in SETTINGS]
     path = out / f"candidates-{entry['model']}-{entry['dataset']}.json"
     write_result(path, entry)
     print(path)

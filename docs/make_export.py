@@ -11,7 +11,7 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
-from mspcaps.files import write_atomically
+from mspcaps.files import around_marks, write_atomically
 from mspcaps.models import create_model, list_models
 
 PAGE = Path(__file__).parent / "export.md"
@@ -59,10 +59,10 @@ def main() -> None:
         for name in list_models():
             rows.append(row(name, Path(place)))
             print(rows[-1], flush=True)
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
     head = HEAD.format(torch=torch.__version__.split("+")[0], onnxruntime=onnxruntime.__version__)
-    write_atomically(PAGE, before + BEGIN + head + "\n".join(rows) + f"\n\n{END}" + after)
+    block = BEGIN + head + "\n".join(rows) + f"\n\n{END}"
+    before, after = around_marks(PAGE.read_text(encoding="utf-8"), BEGIN, END, str(PAGE))
+    write_atomically(PAGE, before + block + after)
 
 
 if __name__ == "__main__":

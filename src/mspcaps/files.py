@@ -1,4 +1,4 @@
-"""Files: written so that a reader never sees half of one, their checksums, their sizes in words."""
+"""Files: written so that a reader never sees half of one; checksums, sizes in words, generated blocks of text."""
 
 import contextlib
 import hashlib
@@ -57,3 +57,10 @@ def size_of(count: int) -> str:
         if value >= 1000:
             value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def around_marks(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
+    """What stands before and after the two marks of a text; between them, marks included, a generated block goes."""
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise MspcapsError(f"{where} must hold {begin} and after it {end}, once, around what is to be written there")
+    return text[: text.index(begin)], text[text.index(end) + len(end) :]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_errors import error
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,11 +17,6 @@ from mspcaps.models.mspcaps import ResidualBlock
 
 Rounding = Callable[[Tensor], Tensor]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-
-
-def error(a: Tensor, reference: Tensor) -> float:
-    """Relative Frobenius error."""
-    return float((a.detach().double().cpu() - reference.detach()).norm() / reference.detach().norm().clamp_min(1e-30))
 
 
 def build(chans: list[int], depth: int, dtype: torch.dtype, device: torch.device) -> nn.ModuleList:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_errors import error
 from torch import Tensor
 
 from mspcaps.capsules import PatchifyCaps
@@ -23,11 +24,6 @@ def modules(scales: list[tuple[int, int, int]]) -> list[PatchifyCaps]:
         for p in (module.position, module.norm.weight, module.norm.bias):
             torch.nn.init.normal_(p, std=0.5)
     return made
-
-
-def error(a: Tensor, exact: Tensor) -> float:
-    """Relative Frobenius error."""
-    return float((a.detach().double().cpu() - exact.detach()).norm() / exact.detach().norm().clamp_min(1e-30))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

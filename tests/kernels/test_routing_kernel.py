@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_errors import error
 from torch import Tensor
 
 from mspcaps.capsules import CrossAgreementRouting
@@ -10,11 +11,6 @@ from mspcaps.kernels.routing import blocks, cross_agreement, cross_agreement_pai
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 SIZES = [(16, 4, 16, 16), (4, 4, 10, 32), (25, 4, 3, 16), (4, 6, 10, 24), (64, 4, 5, 16), (1, 1, 1, 1), (7, 3, 5, 33)]
-
-
-def error(a: Tensor, reference: Tensor) -> float:
-    """Relative Frobenius error."""
-    return float((a.detach().double().cpu() - reference.detach()).norm() / reference.detach().norm().clamp_min(1e-30))
 
 
 def reference(fine: Tensor, coarse: Tensor) -> Tensor:

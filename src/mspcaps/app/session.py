@@ -10,6 +10,7 @@ from mspcaps.app.perturb import Changes, perturbed
 from mspcaps.app.uploads import picture_pixels
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import Explanation, explain, explainable
+from mspcaps.models.pretrained import class_names
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def both_sides(found: Explanation) -> list[view.Side]:
 
 def plain(model: nn.Module, x: Tensor, untouched: Tensor | None, why: str) -> Answer:
     """Of a model whose routing cannot be followed: lengths, or probabilities, and the picture."""
-    lengths, classes = lengths_of(model, x), classes_of(model)
+    lengths, classes = lengths_of(model, x), class_names(model)
     name = classes[int(lengths.argmax())]
     return Answer(name, named(lengths, classes), view.plain(x[0], lengths, classes, untouched, why), "")
 
@@ -63,13 +64,6 @@ def lengths_of(model: nn.Module, x: Tensor) -> Tensor:
     """[K] on the CPU, in [0, 1]."""
     scores = model(x)[0].float().cpu()
     return scores if hasattr(model, "forward_capsules") else scores.softmax(0)
-
-
-def classes_of(model: nn.Module) -> tuple[str, ...]:
-    config = model.config
-    assert isinstance(config, dict)
-    names = getattr(model, "about", {}).get("classes") or [str(label) for label in range(config["num_classes"])]
-    return tuple(names)
 
 
 def named(lengths: Tensor, classes: tuple[str, ...]) -> dict[str, float]:

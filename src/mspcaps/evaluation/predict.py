@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mspcaps.evaluation.accuracy import all_scores
+from mspcaps.models.pretrained import class_names
 from mspcaps.pictures import Prediction, stream_answers
 
 
@@ -27,9 +28,10 @@ def stream_predictions(
     """As `predict`, but the first answers are there while later pictures are still to be read."""
     config = model.config
     assert isinstance(config, dict)
-    classes = getattr(model, "about", {}).get("classes") or [str(label) for label in range(config["num_classes"])]
 
     def ask(images: np.ndarray) -> np.ndarray:
         return all_scores(model, torch.from_numpy(images), len(images)).numpy()
 
-    yield from stream_answers(ask, paths, tuple(config["img_size"]), config["in_chans"], classes, top, batch_size)
+    yield from stream_answers(
+        ask, paths, tuple(config["img_size"]), config["in_chans"], class_names(model), top, batch_size
+    )

@@ -25,7 +25,9 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import Explanation, explain, explainable
 from mspcaps.explain.named import drops
-from mspcaps.files import write_atomically
+from mspcaps.files import sha256_of, write_atomically
+from mspcaps.training.ledger import device_name, git_commit, software
+from mspcaps.weights import weights_path
 
 SEEDS = (0, 1, 2)  # of the random orders
 METHODS = {
@@ -58,6 +60,9 @@ class Setting:
         for _ in range(3):  # three box filters are close to a Gaussian, here with a deviation of 7 pixels
             x = F.avg_pool2d(F.pad(x, (6, 6, 6, 6), mode="reflect"), 13, 1)
         return x
+
+
+SETTINGS = (Setting(4, "mean", 4), Setting(8, "mean", 1), Setting(4, "blur", 4))  # what is measured for the docs
 
 
 def cell_sums(heat: Tensor, cell: int) -> Tensor:
@@ -197,6 +202,23 @@ def mean_and_error(values: Tensor) -> list[float]:
     """[mean, standard error of the mean]"""
     values = values.double()
     return [round(values.mean().item(), 5), round((values.std() / len(values) ** 0.5).item(), 5)]
+
+
+def origin(model: nn.Module, images: ImageSet, split: str, weights: str) -> dict[str, Any]:
+    """What a measurement is of, and what made it: the first images of a split, and weights by name or path."""
+    config = model.config
+    assert isinstance(config, dict)
+    return {
+        "model": config["name"],
+        "dataset": images.name,
+        "split": split,
+        "n": len(images),
+        "images": f"the first {len(images)}",
+        "weights_sha256": sha256_of(weights_path(weights)),
+        "commit": git_commit(),
+        "device": device_name(next(model.parameters()).device),
+        "software": software(),
+    }
 
 
 def write_result(path: Path, entry: dict[str, Any]) -> None:

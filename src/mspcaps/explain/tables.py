@@ -1,13 +1,13 @@
 """The measured faithfulness as Markdown: figures come from results/explain/*.json and from nowhere else."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.faithfulness import METHODS
 from mspcaps.explain.named import NAMES
+from mspcaps.files import around_marks
 
 BEGIN, END = "<!-- faithfulness -->", "<!-- /faithfulness -->"
 GENERATED = "<!-- Written by docs/make_explain.py from results/explain/. Do not edit: a test compares the two. -->"
@@ -29,10 +29,8 @@ def block(results: Path) -> str:
 
 def with_block(text: str, results: Path, where: str) -> str:
     """The text with what stands between its marks written anew."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise MspcapsError(f"{where} must hold {BEGIN} and after it {END}, once")
-    new = block(results)
-    return re.sub(rf"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: new, text, flags=re.DOTALL)
+    before, after = around_marks(text, BEGIN, END, where)
+    return before + block(results) + after
 
 
 def read(path: Path) -> dict[str, Any]:

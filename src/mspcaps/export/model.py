@@ -14,6 +14,7 @@ from mspcaps.export.graphs import onnx_runner, pt2_runner, to_onnx, to_pt2, trac
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.files import write_atomically
+from mspcaps.models.pretrained import class_names
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -84,9 +85,7 @@ def describe(model: nn.Module) -> Metadata:
             f"a {type(model).__name__} does not say which images it takes: only models of create_model and load_model "
             "can be exported"
         )
-    about: Any = getattr(model, "about", {})
-    classes = about.get("classes") or [str(label) for label in range(config["num_classes"])]
-    return Metadata(config["name"], tuple(classes), tuple(config["img_size"]), config["in_chans"])
+    return Metadata(config["name"], class_names(model), tuple(config["img_size"]), config["in_chans"])
 
 
 @torch.no_grad()

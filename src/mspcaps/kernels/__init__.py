@@ -7,3 +7,8 @@ a kernel runs, so the package imports everywhere; `TRITON` says whether there is
 import importlib.util
 
 TRITON = importlib.util.find_spec("triton") is not None
+
+
+def power_of_two(n: int) -> int:
+    """The smallest that is not below n: Triton's tiles have such sides."""
+    return 1 << (n - 1).bit_length()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mspcaps.kernels import power_of_two
+
 CHANNELS = 64  # of a block in the kernels that sum over rows: 128 bytes of bf16, one cache line
 PROGRAMS = 264  # such programs to aim for: two per multiprocessor of the largest GPUs
 
@@ -26,10 +28,6 @@ class Norm:
     @property
     def rows(self) -> int:
         return self.y.shape[0] * self.y.shape[1] * self.y.shape[2]
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def summing_grid(rows: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mspcaps.kernels import power_of_two
+
 MOST_D = 256  # capsule dimension that one tile holds
 PROGRAMS = 128  # to aim for, so that a GPU has something to do for most of its multiprocessors
 
@@ -150,7 +152,3 @@ def tiles(x: Tensor, weight: Tensor) -> tuple[tuple[int], dict[str, Any]]:
         rb //= 2
     sizes = {"N": n, "C": c, "D": d, "RB": rb, "CB": max(16, min(64, power_of_two(c))), "DP": max(16, power_of_two(d))}
     return (-(-rows // rb),), {**sizes, "WIDE": x.dtype == torch.float32 or not x.is_cuda, "num_warps": 4}
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

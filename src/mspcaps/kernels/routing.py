@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mspcaps.capsules.squash import EPS
+from mspcaps.kernels import power_of_two
 
 MOST_E = 1024  # output dimension; a larger one would leave too few capsules per tile
 MOST_M = 31  # fine capsules per coarse one: the backward pass marks the maximal ones in 32 bits
@@ -112,10 +113,6 @@ def blocks(k: int, j: int, e: int) -> tuple[int, int, int, int]:
             break
         jb = wider
     return kc, jb, ep, min(8, max(1, kc * jb * ep // 256))
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def launch_forward(fine: Tensor, coarse: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Not in the paper. Backbone and scales are those of mspcaps_t in all three.
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self and mspcaps_t_mean 344,320 as mspcaps_t; mspcaps_t_linear 323,306.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,16 +32,8 @@ class LinearHead(MSRB):
 
     loss = staticmethod(F.cross_entropy)
 
-    def __init__(
-        self,
-        config: Config,
-        num_classes: int,
-        in_chans: int,
-        img_size: tuple[int, int],
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
-        super().__init__(config, in_chans, img_size, mean, std)
+    def __init__(self, config: Config, num_classes: int, **backbone: Any) -> None:
+        super().__init__(config, **backbone)
         sizes = [rows * columns * config.widths[i] for i, (rows, columns) in zip(self.scales, self.grids, strict=True)]
         self.head = nn.Linear(sum(sizes), num_classes)
 

@@ -23,9 +23,11 @@ def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None
     write_atomically(path, save(tensors, metadata=header))
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """What `save_weights` wrote beside the tensors."""
-    return read_weights(path)[0]
+def class_names(model: nn.Module) -> tuple[str, ...]:
+    """Of a model of `load_model` as its file has them; of a new one the numbers."""
+    config = model.config
+    assert isinstance(config, dict)
+    return tuple(getattr(model, "about", {}).get("classes") or map(str, range(config["num_classes"])))
 
 
 def load_model(path: str | Path) -> nn.Module:

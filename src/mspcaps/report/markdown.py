@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from mspcaps.errors import MspcapsError
 from mspcaps.report.conclusions import CLAIMS, CLEAR, sentences
 from mspcaps.report.grid import GENERATED, grid
 from mspcaps.report.runs import Group, Run
@@ -62,14 +61,6 @@ def readme_block(report: Report) -> str:
 def readme_row(row: Row) -> tuple[str, ...]:
     printed, last, best, _, parameters, time, _ = row.cells
     return (f"`{row.model}`", row.setting[0], last, best, printed, parameters, time)
-
-
-def with_block(text: str, block: str, where: str) -> str:
-    """A text with what stands between its marks, and the marks, replaced by the block."""
-    found = re.findall(rf"{re.escape(BEGIN)}.*?{re.escape(END)}", text, flags=re.DOTALL)
-    if len(found) != 1 or text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise MspcapsError(f"{where} must hold {BEGIN} and after it {END}, once, around what is to be written there")
-    return text.replace(found[0], block)
 
 
 def summary(report: Report) -> str:

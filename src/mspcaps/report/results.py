@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mspcaps.errors import MspcapsError
-from mspcaps.files import write_atomically
+from mspcaps.files import around_marks, write_atomically
 from mspcaps.report import markdown, results_page
 from mspcaps.report.conclusions import CLAIMS, groups_of, lines
 from mspcaps.report.dots import dot_chart
@@ -49,4 +49,5 @@ def quoted(readme: Path, report: Report) -> str:
         text = readme.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MspcapsError(f"cannot read {readme}: {error}") from error
-    return markdown.with_block(text, markdown.readme_block(report), str(readme))
+    before, after = around_marks(text, markdown.BEGIN, markdown.END, str(readme))
+    return before + markdown.readme_block(report) + after

@@ -1,0 +1,8 @@
+"""How far a kernel is from its reference in float64."""
+
+from torch import Tensor
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Relative Frobenius error."""
+    return float((found.detach().double().cpu() - exact.detach()).norm() / exact.detach().norm().clamp_min(1e-30))
