@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.kernels.backbone import backbone, supported
+from mspcaps.kernels.conv import narrow
 from mspcaps.models.layers import ConvBN
 from mspcaps.models.mspcaps import ResidualBlock
 
@@ -55,9 +56,11 @@ class Keep(torch.autograd.Function):
         return ctx.back(g), None, None
 
 
-def kept_in_bf16(layer: ConvBN, x: Tensor, shortcut: bool) -> Tensor:
-    """One layer, with every map rounded."""
-    y = Keep.apply(layer.conv(Keep.apply(x, Tensor.clone, rounded)), rounded, stored)
+def kept_in_bf16(layer: ConvBN, x: Tensor, shortcut: bool, first: bool) -> Tensor:
+    """One layer, with every map rounded by whoever makes it: cuDNN, or a kernel of ours."""
+    ours = narrow(layer.conv.weight) and not first
+    forth, back = stored if ours else rounded, stored if ours and layer.conv.stride == (1, 1) else rounded
+    y = Keep.apply(layer.conv(Keep.apply(x, Tensor.clone, back)), forth, stored)
     return Keep.apply(F.relu(layer.bn(y) + x if shortcut else layer.bn(y)), stored, stored)
 
 
@@ -66,7 +69,7 @@ def reference(blocks: nn.ModuleList, x: Tensor, pools: list[bool], patch: int, d
     for block, pool in zip(blocks, pools, strict=True):
         if dtype == torch.bfloat16:
             for i, layer in enumerate(layers(nn.ModuleList([block]))):
-                x = kept_in_bf16(layer, x, shortcut=i > 0)
+                x = kept_in_bf16(layer, x, shortcut=i > 0, first=i == 0 and block is blocks[0])
         else:
             x = block(x)
         if pool:
@@ -100,6 +103,7 @@ CASES = [  # chans, depth, image, patch, scales
     ([1, 5, 12], 3, (9, 7), 3, [True, True]),
     ([4, 16, 24], 1, (5, 6), 2, [False, True]),
     ([6, 33], 2, (7, 5), 2, [True]),
+    ([3, 16, 40, 24], 2, (9, 7), 2, [True, True, True]),  # narrow enough for convolutions of our own
     ([3, 128, 136], 2, (5, 6), 2, [True, True]),  # wide enough for input gradients by forward convolutions
 ]
 

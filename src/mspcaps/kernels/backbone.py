@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mspcaps.kernels import batchnorm
 from mspcaps.kernels.batchnorm import Incoming, Norm
+from mspcaps.kernels.conv import narrow, narrow_conv
 
 FEW = 4  # input channels up to which the first convolution is a product with image patches
 WIDE = 128  # channels from which the input gradient of a convolution runs as a convolution forward
@@ -46,7 +47,7 @@ def backbone(
     the vectors [c_out]; a layer with a shortcut is relu(bn(conv(x)) + x), the others relu(bn(conv(x))).
     """
     results = backbone_forward(
-        x, [w.to(x.dtype) for w in weights], list(gammas), list(betas),
+        x, [w.to(x.dtype) for w in weights], list(gammas), list(betas), list(running_means),
         list(strides), list(shortcuts), list(pools), patch, eps,
     )  # fmt: skip
     with torch.no_grad():
@@ -59,11 +60,12 @@ def backbone(
 
 @torch.library.custom_op("mspcaps::backbone", mutates_args=())
 def backbone_forward(
-    x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor],
+    x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor], shifts: list[Tensor],
     strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
     """-> the pooled maps, then what the backward pass needs: conv outputs and maps [b, h, w, c] of every layer,
-    image patches; and mean, 1 / standard deviation, unbiased variance [3, sum of c]."""
+    image patches; and mean, 1 / standard deviation, unbiased variance [3, sum of c]. Any shifts [c] near the means will
+    do: sums are taken around them."""
     channels = [len(w) for w in weights]
     pooled: list[Tensor] = []
     ys: list[Tensor] = []
@@ -75,14 +77,18 @@ def backbone_forward(
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         sums = torch.zeros_like(stats[:2]).split(channels, dim=1)
         for i, weight in enumerate(weights):
+            shift = None
             if i == 0 and few_channels(x, strides):
                 patches, padded = batchnorm.image_patches(x, weight)
                 y = torch.bmm(patches, padded.t().expand(len(x), -1, -1)).view(len(x), *x.shape[2:], -1)
+            elif i > 0 and narrow(weight):
+                shift = shifts[i]
+                y = narrow_conv(outs[-1], weight, strides[i], shift, sums[i])
             else:
                 y = nhwc(conv(x if i == 0 else nchw(outs[-1]), weight, strides[i]))
             norm = Norm(y, means[i], rstds[i], gammas[i], betas[i])
             residual, window = outs[-1] if shortcuts[i] else None, patch if pools[i] else 0
-            out, averages = batchnorm.normalised(norm, variances[i], sums[i], residual, window, eps)
+            out, averages = batchnorm.normalised(norm, variances[i], sums[i], shift, residual, window, eps)
             ys.append(y)
             outs.append(out)
             if averages is not None:
@@ -92,7 +98,7 @@ def backbone_forward(
 
 @backbone_forward.register_fake
 def _(
-    x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor],
+    x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor], shifts: list[Tensor],
     strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
     b, c_in, h, w = x.shape
@@ -164,7 +170,7 @@ def _(
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, weights, gammas, betas, ctx.strides, ctx.shortcuts, ctx.pools, ctx.patch, _ = inputs
+    x, weights, gammas, betas, _, ctx.strides, ctx.shortcuts, ctx.pools, ctx.patch, _ = inputs
     ctx.set_materialize_grads(False)  # what is only saved has no gradient, not even zeros
     ctx.save_for_backward(x, *weights, *gammas, *betas, *output[sum(ctx.pools) :])
     ctx.shapes = [t.shape for t in output[: sum(ctx.pools)]]
@@ -180,7 +186,8 @@ def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         ctx.strides, ctx.shortcuts, ctx.pools, ctx.patch, ctx.needs_input_grad[0],
     )  # fmt: skip
     d_gammas, d_betas = (list(v.split([len(g) for g in gammas])) for v in vectors[1:])
-    return dx if ctx.needs_input_grad[0] else None, d_weights, d_gammas, d_betas, None, None, None, None, None
+    d_x, none = dx if ctx.needs_input_grad[0] else None, [None] * n  # the shifts change nothing but rounding
+    return d_x, d_weights, d_gammas, d_betas, none, None, None, None, None, None
 
 
 backbone_forward.register_autograd(gradients, setup_context=save)
@@ -242,14 +249,14 @@ def conv_backward(
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, turned: Tensor | None, stride: int) -> Tensor:
     if turned is not None:
-        return conv(dy, turned, 1)
+        return nchw(narrow_conv(nhwc(dy), turned, 1)) if narrow(turned) else conv(dy, turned, 1)
     return conv_backward(dy, x, weight, stride, [True, False, False])[0]
 
 
 def forward_again(weight: Tensor, stride: int) -> bool:
     """Whether the input gradient is taken as a convolution of the output gradient with the kernel turned round: cuDNN's
     forward kernels have larger tiles than those of its input gradient."""
-    return stride == 1 and min(weight.shape[:2]) >= WIDE
+    return stride == 1 and (min(weight.shape[:2]) >= WIDE or narrow(weight))
 
 
 def turn_round(weight: Tensor) -> Tensor:

@@ -54,19 +54,32 @@ def tile_grid(rows: int, c: int, largest_tile: int) -> tuple[tuple[int, int], di
 
 
 def normalised(
-    norm: Norm, unbiased: Tensor, sums: Tensor, residual: Tensor | None, patch: int, eps: float
+    norm: Norm, unbiased: Tensor, sums: Tensor, shift: Tensor | None, residual: Tensor | None, patch: int, eps: float
 ) -> tuple[Tensor, Tensor | None]:
     """-> relu(norm(y) [+ residual]) [b, h, w, c] and, if patch > 0, its patch averages [b, n, c].
 
-    sums [2, c] come as zeros. Fills mean, rstd and the unbiased variance [c].
+    sums [2, c] come as zeros, or as those of y - shift and of its square if there is a shift [c]. Fills mean, rstd and
+    the unbiased variance [c].
     """
     from mspcaps.kernels.triton_batchnorm import batch_statistics, normalise, normalise_and_pool
 
     b, h, w, c = norm.y.shape
-    grid, blocks = summing_grid(norm.rows, c)
-    batch_statistics[grid](norm.y, *sums, norm.rows, C=c, **blocks)
+    if shift is None:
+        grid, blocks = summing_grid(norm.rows, c)
+        batch_statistics[grid](norm.y, *sums, norm.rows, C=c, **blocks)
     out = torch.empty_like(norm.y)
-    vectors = (*sums, norm.mean, norm.rstd, unbiased, norm.gamma, norm.beta, norm.rows, eps)
+    # The sums of batch_statistics are around the first row of y.
+    vectors = (
+        norm.y if shift is None else shift,
+        *sums,
+        norm.mean,
+        norm.rstd,
+        unbiased,
+        norm.gamma,
+        norm.beta,
+        norm.rows,
+        eps,
+    )
     if not patch:
         grid, blocks = tile_grid(norm.rows, c, largest_tile=4096)
         normalise[grid](norm.y, residual, out, *vectors, C=c, SHORTCUT=residual is not None, **blocks)

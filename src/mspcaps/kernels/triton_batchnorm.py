@@ -35,12 +35,12 @@ def batch_statistics(
 
 
 @triton.jit
-def centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, eps):
+def centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps):
     """-> mean, 1 / sqrt(variance + eps) [CB] from the sums; the first program leaves them for the backward pass,
     and the unbiased variance that the running one takes up, as in nn.BatchNorm2d."""
     off = tl.load(sums + columns, mask=used, other=0.0) / M
     variance = tl.maximum(tl.load(squares + columns, mask=used, other=0.0) / M - off * off, 0.0)
-    centre = tl.load(y + columns, mask=used, other=0.0).to(tl.float32) + off
+    centre = tl.load(shift + columns, mask=used, other=0.0).to(tl.float32) + off
     scale = 1 / tl.sqrt(variance + eps)
     if tl.program_id(0) == 0:
         tl.store(mean + columns, centre, mask=used)
@@ -51,13 +51,13 @@ def centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, e
 
 @triton.jit
 def normalise(
-    y, residual, out, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
+    y, residual, out, shift, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
     C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
     """out = relu((y - mean) rstd gamma + beta [+ residual]), all [M, C]."""
     rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
-    centre, scale = centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
+    centre, scale = centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
     scale *= tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
     at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
@@ -69,7 +69,7 @@ def normalise(
 
 @triton.jit
 def normalise_and_pool(
-    y, residual, out, pooled, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
+    y, residual, out, pooled, shift, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
     C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def normalise_and_pool(
     window, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
     used = columns < C
     image, gy, gx = window // (GH * GW), window // GW % GH, window % GW
-    centre, scale = centre_and_scale(y, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
+    centre, scale = centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
     scale *= tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
     total = tl.zeros([RB, CB], tl.float32)
