@@ -5,4 +5,6 @@ from torch import Tensor
 
 def error(found: Tensor, exact: Tensor) -> float:
     """Relative Frobenius error."""
-    return float((found.detach().double().cpu() - exact.detach()).norm() / exact.detach().norm().clamp_min(1e-30))
+    return float(
+        (found.detach().double().cpu() - exact.detach().cpu()).norm() / exact.detach().cpu().norm().clamp_min(1e-30)
+    )

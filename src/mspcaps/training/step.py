@@ -6,6 +6,7 @@ the captured form replays without the CPU.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -97,7 +98,7 @@ def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cud
     """
     forget_workspaces = torch._C._cuda_clearCublasWorkspaces
     forget_workspaces()
-    stream = torch.cuda.Stream()
+    stream = recording_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         warm_up()  # compilers and cuDNN choose their kernels
@@ -105,10 +106,20 @@ def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cud
     torch.cuda.synchronize()
     forget_workspaces()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
     forget_workspaces()
     return graph
+
+
+@cache
+def recording_stream(device: int) -> torch.cuda.Stream:
+    """The one stream per device on which graphs are recorded.
+
+    PyTorch hands out 32 streams in turn: with a new one for every graph, the 33rd would be the stream of a run that is
+    still going, and what that run starts while a graph is recorded would end up in the graph.
+    """
+    return torch.cuda.Stream(device)
 
 
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -5,6 +5,7 @@ gaps that one of them leaves, and a model compiled for one run serves the next.
 """
 
 import math
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -117,6 +118,16 @@ def run_sweep(
     return outcomes
 
 
+_of_thread = threading.local()
+
+
+def stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
+    """One stream per worker, whatever number of runs it takes: see `recording_stream`."""
+    if not hasattr(_of_thread, "stream"):
+        _of_thread.stream = torch.cuda.Stream(device)
+    return _of_thread.stream
+
+
 def _one(
     recipe: Recipe, device: torch.device, out: Path, results: Path, deadline: float, listener: Listener,
     find_weights: FindWeights,
@@ -124,8 +135,7 @@ def _one(
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
         together = int(1 / share_of_device(recipe, device))
-        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-        with stream:
+        with torch.cuda.stream(stream_of_this_thread(device)) if device.type == "cuda" else nullcontext():
             trainer = Trainer(
                 recipe, device, out=out, results=results, listener=listener, side_by_side=together,
                 find_weights=find_weights,
