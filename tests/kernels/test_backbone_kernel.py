@@ -104,7 +104,7 @@ CASES = [  # chans, depth, image, patch, scales
     ([4, 16, 24], 1, (5, 6), 2, [False, True]),
     ([6, 33], 2, (7, 5), 2, [True]),
     ([3, 16, 40, 24], 2, (9, 7), 2, [True, True, True]),  # narrow enough for convolutions of our own
-    ([3, 128, 136], 2, (5, 6), 2, [True, True]),  # wide enough for input gradients by forward convolutions
+    ([3, 128, 136], 2, (5, 6), 2, [True, True]),  # too wide for them
 ]
 
 
@@ -166,6 +166,8 @@ def test_sums_survive_a_large_mean(device: torch.device) -> None:
 
 
 def test_the_same_every_time(device: torch.device) -> None:
+    if device.type == "cuda":
+        pytest.skip("on a GPU sums are added atomically, in any order")
     blocks = build([3, 8], 2, torch.float32, device)
     x, grads = torch.randn(40, 3, 8, 8, device=device), []
     for _ in range(2):
