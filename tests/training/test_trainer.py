@@ -210,6 +210,17 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
     rest = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=lambda line: None)
     assert [o.state for o in first] == ["done"]
     assert {o.recipe.seed: o.state for o in rest} == {0: "known", 5: "failed", 1: "done"}
+
+    def crash(trainer: Trainer) -> None:
+        if trainer.recipe.seed == 6:
+            raise RuntimeError("not foreseen")
+
+    more = [recipe_for(tiny_npz, epochs=1, seed=seed) for seed in (6, 7)]
+    after = run_sweep(more, CPU, out=tmp_path, results=tmp_path, report=lambda line: None, listener=crash)
+    assert [(o.state, o.detail.split(" in ")[0]) for o in after if o.recipe.seed == 6] == [
+        ("failed", "RuntimeError: not foreseen")
+    ]
+    assert [o.state for o in after if o.recipe.seed == 7] == ["done"]
     assert [
         o.state for o in run_sweep([recipe_for(tiny_npz, seed=9)], CPU, budget=-1, out=tmp_path, results=tmp_path)
     ] == ["left"]

@@ -4,6 +4,7 @@ Started by torchrun. Every process takes its share of each batch, BatchNorm sees
 the flat gradient is averaged in one message. gloo on CPU, NCCL on GPUs.
 """
 
+import atexit
 import os
 from dataclasses import dataclass
 
@@ -46,11 +47,12 @@ def join_world(device: torch.device) -> World:
         return World()
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(leave_world)  # not after a run: a process may train several
     return World(dist.get_rank(), size)
 
 
 def leave_world() -> None:
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

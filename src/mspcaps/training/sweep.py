@@ -8,6 +8,7 @@ import math
 import threading
 import time
 import tomllib
+import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
@@ -143,6 +144,9 @@ def _one(
             result = trainer.run(deadline)
     except MspcapsError as error:
         return Outcome(recipe, "failed", str(error))
+    except Exception as error:  # a bug, or the device: the others may still come through, and hours are at stake
+        traceback.print_exc()
+        return Outcome(recipe, "failed", f"{type(error).__name__}: {error}".partition("\n")[0])
     if result is None:
         return Outcome(recipe, "stopped", "its checkpoint is kept")
     accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
