@@ -9,9 +9,10 @@ import torch
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.evaluation import Evaluation
 from mspcaps.report.page import Page, choose_right, choose_wrong, render
-from mspcaps.report.quickstart import quickstart
+from mspcaps.report.quickstart import SHIPPED, quickstart, shipped
 from mspcaps.report.svg import confusion_chart, log_ticks, nice_ticks, smoothed
 from mspcaps.training import Epoch, Recipe
+from mspcaps.weights import read_card
 
 CLASSES = ("cat & dog", "<b>", "bird")
 
@@ -100,3 +101,15 @@ def test_quickstart_writes_everything_below_its_folder(tmp_path):
     assert f"{done.evaluation.accuracy:.1f} %" in html
     assert html.count("<article") >= 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quick"]
+
+
+def test_shipped_weights_name_the_embedded_images_without_training(tmp_path):
+    done = shipped(tmp_path, "cpu")
+    card = read_card(SHIPPED)
+    # the images are 1,000 of the card's 10,000: their accuracy lies within three standard errors of it
+    error = (card.accuracy * (100 - card.accuracy) / done.evaluation.n) ** 0.5
+    assert done.evaluation.n == 1000 and abs(done.evaluation.accuracy - card.accuracy) < 3 * error
+    html = done.page.read_text()
+    assert f"{done.evaluation.accuracy:.1f} %" in html and f"{card.accuracy:.2f} %" in html
+    assert "How it learned" not in html and html.count("<article") >= 10
+    assert [path.name for path in tmp_path.iterdir()] == ["shipped.html"]

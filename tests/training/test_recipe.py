@@ -78,7 +78,8 @@ def test_the_controls_follow_the_papers_recipe() -> None:
 
 def test_trials_change_only_the_initial_scale_and_are_held_out() -> None:
     runs = load_sweep(recipe_folder() / "sweeps" / "trials.toml")
-    assert all(r.held_out and r.epochs == 100 for r in runs) and len({r.run_name for r in runs}) == len(runs) == 20
+    assert len({(r.data, r.run_name) for r in runs}) == len(runs) == 32
+    assert {(r.data, r.held_out, r.epochs) for r in runs} == {("cifar10", 5000, 100), ("mnist", 10000, 60)}
     scales = {tuple(r.initial_scale.items()) for r in runs}
     assert len(scales) == 5 and () in scales
 

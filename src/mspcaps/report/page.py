@@ -28,7 +28,7 @@ class Page:
     facts: Sequence[tuple[str, str]]  # name, value
     evaluation: Evaluation
     data: ImageSet  # the images that were evaluated
-    history: Sequence[Epoch]
+    history: Sequence[Epoch]  # empty: nothing about how it learned
     step_losses: Sequence[tuple[float, float]]  # (epochs so far, loss) of single steps
     commands: Sequence[tuple[str, str]]  # what it does, the command
     footer: str
@@ -45,7 +45,7 @@ def render(page: Page) -> str:
     body = "".join(
         [
             header(page),
-            curves(page),
+            curves(page) if page.history else "",
             confusion(found),
             examples("Right, one of each class", NOTE_RIGHT, right, page),
             examples("Wrong, the surest mistakes", NOTE_WRONG, wrong, page) if wrong else "",

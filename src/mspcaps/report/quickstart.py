@@ -1,13 +1,19 @@
-"""The first run: a small model on the embedded images, from nothing to a page that shows what it learned."""
+"""The first run, on the embedded images: what shipped weights say about them, then a model trained from nothing, with a
+page about each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mspcaps.data import facts, load_dataset
+from mspcaps.data.catalog import SAMPLE
 from mspcaps.evaluation import Evaluation, evaluate
+from mspcaps.models.pretrained import load_model
 from mspcaps.report.page import Page, write_page
-from mspcaps.training import Recipe, Result, Trainer, load_recipe, train
+from mspcaps.training import Recipe, Result, Trainer, choose_device, load_recipe, train
+from mspcaps.weights import Card, pretrained_path, read_card
+
+SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,42 @@ def quickstart(
     page = out / "index.html"
     write_page(page, describe(result, found, recorder.losses, weights))
     return Quickstart(page.resolve(), weights, found)
+
+
+def shipped(out: Path, device: str | None = None) -> Quickstart:
+    """What weights that come with the package say about the embedded test images: a page in seconds, no training."""
+    card = read_card(SHIPPED)
+    weights = pretrained_path(card.model, card.dataset)
+    found = evaluate(
+        load_model(weights).to(choose_device(device)), load_dataset(SAMPLE, "test", card.recipe["image_size"])
+    )
+    page = out / "shipped.html"
+    write_page(page, describe_shipped(card, found))
+    return Quickstart(page.resolve(), weights, found)
+
+
+def describe_shipped(card: Card, found: Evaluation) -> Page:
+    known = facts(card.dataset)
+    return Page(
+        title=f"mspcaps quickstart · {card.name}, weights that come with the package",
+        facts=[
+            ("parameters", f"{card.params:,}"),
+            ("file", f"{card.bytes / 1e6:.1f} MB"),
+            ("trained on", f"{known.train:,} images"),
+            ("epochs", f"{card.recipe['epochs']}"),
+            (f"of all {card.test_images:,} test images", f"{card.accuracy:.2f} %"),
+        ],
+        evaluation=found,
+        data=load_dataset(SAMPLE, "test", known.native_size),  # shown as they are, not as the model sees them
+        history=(),
+        step_losses=(),
+        commands=[
+            ("Ask these weights about a picture of your own:", f"mspcaps predict {card.name} PICTURE.png"),
+            ("See why they say so:", f"mspcaps explain {card.name} PICTURE.png"),
+            ("See all weights that come with the package:", "mspcaps models --pretrained"),
+        ],
+        footer=f"Nothing was trained for this page. {card.provenance} {card.licence}",
+    )
 
 
 def describe(result: Result, found: Evaluation, step_losses: list[tuple[float, float]], weights: Path) -> Page:
