@@ -22,6 +22,17 @@ from mspcaps.models.initial import KINDS
 from mspcaps.training import Recipe, list_recipes
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_waiting_threads_leave_the_cores_to_others_before_torch_is_there(given, expected):
+    clean = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import mspcaps.cli, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean | given, check=True)
+    assert done.stdout.split() == [expected, "False"]
+
+
 def test_every_field_of_the_recipe_can_be_changed():
     assert {f.name for f in fields(Changes)} == {f.name for f in fields(Recipe)}
     assert {f.name for f in fields(AugmentChanges)} == {f.name for f in fields(Augmentation)}
