@@ -5,18 +5,22 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 from training_makers import bars
 
 from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
+from mspcaps.models import create_model
 from mspcaps.models.pretrained import load_model
-from mspcaps.training import Recipe, Trainer, train
+from mspcaps.training import Recipe, Trainer, setup, sweep, train
 from mspcaps.training.plan import StreamingPlan
 from mspcaps.training.setup import load_images
 from mspcaps.training.sweep import run_sweep
@@ -224,3 +228,23 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
     assert [
         o.state for o in run_sweep([recipe_for(tiny_npz, seed=9)], CPU, budget=-1, out=tmp_path, results=tmp_path)
     ] == ["left"]
+
+
+def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random numbers are one sequence for all threads: without care a run takes those of its neighbour."""
+
+    def slow(*arguments: Any) -> nn.Module:
+        time.sleep(0.05)  # long enough for the others to set their seeds
+        return create_model(*arguments)
+
+    monkeypatch.setattr(setup, "create_model", slow)
+    runs = [recipe_for(tiny_npz, epochs=1, seed=seed) for seed in range(4)]
+    for folder, share in (("alone", 1.0), ("together", 0.25)):
+        monkeypatch.setattr(sweep, "share_of_device", lambda model, device, share=share: share)
+        run_sweep(runs, CPU, out=tmp_path / folder, results=tmp_path / folder, report=lambda line: None)
+    for run in runs:
+        alone, together = (load_file(tmp_path / f / run.dataset / run.model / run.run_name / "last.safetensors")
+                           for f in ("alone", "together"))  # fmt: skip
+        assert all(torch.equal(alone[name], together[name]) for name in alone)

@@ -64,11 +64,11 @@ def load_sweep(path: Path) -> list[Recipe]:
     return recipes
 
 
-def share_of_device(recipe: Recipe, device: torch.device) -> float:
-    """How much of the device one run takes: 1 if it fills it."""
+def share_of_device(model: str, device: torch.device) -> float:
+    """How much of the device a run of this model takes: 1 if it fills it."""
     if device.type != "cuda":
         return 1.0
-    return min(1.0, max(0.25, summarize(recipe.model).macs / FILLS_A_GPU))
+    return min(1.0, max(0.25, summarize(model).macs / FILLS_A_GPU))
 
 
 def expected_seconds(recipe: Recipe, results: Path) -> float:
@@ -96,18 +96,21 @@ def run_sweep(
     outcomes = [Outcome(r, "known") for r in recipes if entry_path(results, r).is_file()]
     waiting = [r for r in recipes if not entry_path(results, r).is_file()]
     running: dict[Future[Outcome], float] = {}
+    # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
+    shares = {recipe.model: share_of_device(recipe.model, device) for recipe in waiting}
     report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
     with ThreadPoolExecutor(max_workers=4) as pool:
         while waiting or running:
             for recipe in list(waiting):
-                share = share_of_device(recipe, device)
+                share = shares[recipe.model]
                 if sum(running.values()) + share > 1:
                     break
                 waiting.remove(recipe)
                 if time.monotonic() + expected_seconds(recipe, results) > deadline:
                     outcomes.append(Outcome(recipe, "left", "no time left for it"))
                     continue
-                running[pool.submit(_one, recipe, device, out, results, deadline, listener, find_weights)] = share
+                work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights)
+                running[pool.submit(_one, *work)] = share
             if not running:
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -130,12 +133,11 @@ def stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
 
 
 def _one(
-    recipe: Recipe, device: torch.device, out: Path, results: Path, deadline: float, listener: Listener,
+    recipe: Recipe, device: torch.device, together: int, out: Path, results: Path, deadline: float, listener: Listener,
     find_weights: FindWeights,
 ) -> Outcome:  # fmt: skip
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
-        together = int(1 / share_of_device(recipe, device))
         with torch.cuda.stream(stream_of_this_thread(device)) if device.type == "cuda" else nullcontext():
             trainer = Trainer(
                 recipe, device, out=out, results=results, listener=listener, side_by_side=together,

@@ -39,7 +39,9 @@ from mspcaps.training.setup import (
 )
 from mspcaps.training.step import Form
 
-preparing = threading.Lock()  # compilers and graph capture take one run at a time
+# Of runs side by side one at a time compiles, records graphs or draws initial weights: all threads share one sequence
+# of random numbers in PyTorch, and its compiler puts that back to where it was.
+preparing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class Trainer:
         self.recipe = resolve(recipe, train)
         self.classes = train.classes
         self.folder = out / self.recipe.dataset / self.recipe.model / self.recipe.run_name
-        self.model = build_model(self.recipe, train)
+        with preparing:
+            self.model = build_model(self.recipe, train)
         self.initial = self.begin_from(find_weights, say)
         self.model.to(device).train()
         if self.world.size > 1:
