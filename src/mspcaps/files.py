@@ -10,6 +10,9 @@ from typing import IO
 
 from mspcaps.errors import MspcapsError
 
+UMASK = os.umask(0)  # can only be read by setting it, for all threads: so once
+os.umask(UMASK)
+
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | str) -> None:
     """Write beside the target, flush to the disk, rename: the old file stays whole until the new one is.
@@ -27,9 +30,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
                 file.write(write.encode() if isinstance(write, str) else write)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files
+        os.chmod(temporary, 0o666 & ~UMASK)  # mkstemp makes private files
         os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -214,6 +214,8 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
     rest = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=lambda line: None)
     assert [o.state for o in first] == ["done"]
     assert {o.recipe.seed: o.state for o in rest} == {0: "known", 5: "failed", 1: "done"}
+    with pytest.raises(MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or name"):
+        run_sweep([recipe_for(tiny_npz, epochs=1, lr=1e-4)], CPU, out=tmp_path, results=tmp_path)
 
     def crash(trainer: Trainer) -> None:
         if trainer.recipe.seed == 6:

@@ -42,6 +42,12 @@ def choose_device(name: str | None = None) -> torch.device:
         raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
+    if device.type == "cuda":
+        if device.index is None:  # of the processes that torchrun started on a machine each has its own
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.index >= torch.cuda.device_count():
+            raise MspcapsError(f"there is no device {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(device)  # graphs are recorded on the current one
     return device
 
 

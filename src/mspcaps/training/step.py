@@ -74,11 +74,16 @@ class Step:
         """Record `chunk` steps. The warm-up before it changes the state, so the state is put back."""
         kept = [(t, t.clone()) for t in self.state()]
 
-        def steps(n: int) -> None:
-            for _ in range(n):
+        def steps() -> None:
+            for _ in range(self.chunk):
                 self.one()
 
-        self.graph = captured(lambda: steps(self.chunk), warm_up=lambda: steps(3))
+        def warm_up() -> None:
+            for _ in range(3):
+                self.plan.position.zero_()  # a plan may have no more than one row
+                self.one()
+
+        self.graph = captured(steps, warm_up)
         for tensor, copy in kept:
             tensor.copy_(copy)
         self.optimizer.refresh()
@@ -127,7 +132,8 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled once per process: a second model of the same kind reuses the code."""
+    # A sweep meets many models and data sets in one process; of newer PyTorch every thread has a limit of its own.
+    torch._dynamo.config.recompile_limit = 256
     if function not in _compiled:
-        torch._dynamo.config.recompile_limit = 256  # a sweep meets many models and data sets in one process
         _compiled[function] = torch.compile(function, fullgraph=True, dynamic=False)
     return _compiled[function]

@@ -5,13 +5,12 @@ gaps that one of them leaves, and a model compiled for one run serves the next.
 """
 
 import math
-import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -71,6 +70,19 @@ def share_of_device(model: str, device: torch.device) -> float:
     return min(1.0, max(0.25, summarize(model).macs / FILLS_A_GPU))
 
 
+def is_in_ledger(results: Path, recipe: Recipe) -> bool:
+    """Whether the run is done. An entry of its name that tells of another recipe is neither skipped nor overwritten."""
+    path = entry_path(results, recipe)
+    if not path.is_file():
+        return False
+    written = Recipe().to_dict() | read_entry(path)["recipe"]  # a field younger than the entry had its default
+    # What a recipe leaves to the data set is filled in there.
+    differing = [key for key, value in recipe.to_dict().items() if value is not None and written[key] != value]
+    if differing:
+        raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")
+    return True
+
+
 def expected_seconds(recipe: Recipe, results: Path) -> float:
     """What finished runs of the same model and data took; nothing is known before the first."""
     folder = entry_path(results, recipe).parent
@@ -93,8 +105,8 @@ def run_sweep(
     Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell.
     """
     deadline = time.monotonic() + budget
-    outcomes = [Outcome(r, "known") for r in recipes if entry_path(results, r).is_file()]
-    waiting = [r for r in recipes if not entry_path(results, r).is_file()]
+    outcomes = [Outcome(r, "known") for r in recipes if is_in_ledger(results, r)]
+    waiting = [r for r in recipes if not is_in_ledger(results, r)]
     running: dict[Future[Outcome], float] = {}
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {recipe.model: share_of_device(recipe.model, device) for recipe in waiting}
@@ -122,14 +134,22 @@ def run_sweep(
     return outcomes
 
 
-_of_thread = threading.local()
+_idle: dict[torch.device, list[torch.cuda.Stream]] = {}  # streams that no run has now
 
 
-def stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
-    """One stream per worker, whatever number of runs it takes: see `recording_stream`."""
-    if not hasattr(_of_thread, "stream"):
-        _of_thread.stream = torch.cuda.Stream(device)
-    return _of_thread.stream
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """A stream that no other run has meanwhile; few are ever made: see `recording_stream`."""
+    if device.type != "cuda":
+        yield
+        return
+    idle = _idle.setdefault(device, [])
+    stream = idle.pop() if idle else torch.cuda.Stream(device)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        idle.append(stream)
 
 
 def _one(
@@ -138,7 +158,7 @@ def _one(
 ) -> Outcome:  # fmt: skip
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
-        with torch.cuda.stream(stream_of_this_thread(device)) if device.type == "cuda" else nullcontext():
+        with own_stream(device):
             trainer = Trainer(
                 recipe, device, out=out, results=results, listener=listener, side_by_side=together,
                 find_weights=find_weights,

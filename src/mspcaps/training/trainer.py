@@ -182,6 +182,7 @@ class Trainer:
     def save(self) -> None:
         if not self.world.leads:
             return
+        self.check_finite()  # the last good checkpoint is worth more
         if self.best_is_new:  # written first: a checkpoint never speaks of a best file that is not there
             self.save_weights("best", self.best)
             self.best_is_new = False
@@ -213,6 +214,7 @@ class Trainer:
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
         self.history = [Epoch(**row) for row in progress["history"]]
         self.initial = progress.get("initial")
+        self.step.chunk = math.gcd(self.step.chunk, self.steps_done)  # another form may have stopped between two chunks
 
     def check_finite(self) -> None:
         """Stop a run whose loss is lost, and say where the first value went missing."""
