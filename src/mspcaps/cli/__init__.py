@@ -12,8 +12,8 @@ from mspcaps.cli import app, bench, commands, datasets, explanations, exports
 from mspcaps.errors import MspcapsError
 
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default: another
-    # program on the same two cores slowed training 26-fold. With 3,000 it is 2.4-fold, and no slower when alone.
+    # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and
+    # training beside another program on the same cores took many times as long. With 3,000 it takes its share.
     os.environ["GOMP_SPINCOUNT"] = "3000"
 
 Table = dict[str, Callable[..., Any]]

@@ -68,18 +68,8 @@ def normalised(
         grid, blocks = summing_grid(norm.rows, c)
         batch_statistics[grid](norm.y, *sums, norm.rows, C=c, **blocks)
     out = torch.empty_like(norm.y)
-    # The sums of batch_statistics are around the first row of y.
-    vectors = (
-        norm.y if shift is None else shift,
-        *sums,
-        norm.mean,
-        norm.rstd,
-        unbiased,
-        norm.gamma,
-        norm.beta,
-        norm.rows,
-        eps,
-    )
+    around = norm.y if shift is None else shift  # batch_statistics takes its sums around the first row of y
+    vectors = (around, *sums, norm.mean, norm.rstd, unbiased, norm.gamma, norm.beta, norm.rows, eps)
     if not patch:
         grid, blocks = tile_grid(norm.rows, c, largest_tile=4096)
         normalise[grid](norm.y, residual, out, *vectors, C=c, SHORTCUT=residual is not None, **blocks)

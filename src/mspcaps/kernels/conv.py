@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from mspcaps.kernels import power_of_two
+
 NARROW = 96  # channels up to which ours is taken; cuDNN is hard to beat beyond
 
 
@@ -25,7 +27,7 @@ def narrow_conv(
     y = x.new_empty(b, ho, wo, o)
     rows = b * ho * wo
     bm = 128 if rows >= 128 * 264 else 64
-    bn, bk = power_of_two(o), min(64, power_of_two(c))
+    bn, bk = tile(o), min(64, tile(c))
     counted = (shift, *sums) if sums is not None else (None, None, None)
     conv3x3[(-(-rows // bm), 1)](
         x, weight.permute(0, 2, 3, 1).contiguous(), y, *counted, rows,
@@ -36,5 +38,5 @@ def narrow_conv(
     return y
 
 
-def power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
+def tile(channels: int) -> int:
+    return max(16, power_of_two(channels))

@@ -133,6 +133,12 @@ def override(recipe: Recipe, **changes: Any) -> Recipe:
     return replace(recipe, name=name, **changed)
 
 
+def differences(recipe: Recipe, written: dict[str, Any]) -> list[str]:
+    """The fields in which a recipe differs from one that a file holds."""
+    written = Recipe().to_dict() | written  # a field younger than the file had its default
+    return [key for key, value in recipe.to_dict().items() if written[key] != value]
+
+
 def _short(value: Any) -> str:
     """Fit for the name of a folder."""
     if isinstance(value, Augmentation):

@@ -19,7 +19,7 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
 from mspcaps.training.ledger import entry_path, read_entry
-from mspcaps.training.recipe import Recipe, load_recipe, override
+from mspcaps.training.recipe import Recipe, differences, load_recipe, override
 from mspcaps.training.trainer import FindWeights, Listener, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
@@ -75,9 +75,8 @@ def is_in_ledger(results: Path, recipe: Recipe) -> bool:
     path = entry_path(results, recipe)
     if not path.is_file():
         return False
-    written = Recipe().to_dict() | read_entry(path)["recipe"]  # a field younger than the entry had its default
     # What a recipe leaves to the data set is filled in there.
-    differing = [key for key, value in recipe.to_dict().items() if value is not None and written[key] != value]
+    differing = [key for key in differences(recipe, read_entry(path)["recipe"]) if getattr(recipe, key) is not None]
     if differing:
         raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")
     return True

@@ -26,7 +26,7 @@ from mspcaps.training import ledger
 from mspcaps.training.checkpoint import load_checkpoint, save_checkpoint
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
 from mspcaps.training.evaluator import Evaluator
-from mspcaps.training.recipe import Recipe
+from mspcaps.training.recipe import Recipe, differences
 from mspcaps.training.schedule import learning_rate
 from mspcaps.training.setup import (
     build_model,
@@ -204,8 +204,7 @@ class Trainer:
             return
         with torch.no_grad():
             progress = load_checkpoint(path, self.checkpoint_tensors())
-        written = Recipe().to_dict() | progress["recipe"]  # a field younger than the checkpoint had its default
-        differing = [key for key, value in self.recipe.to_dict().items() if written[key] != value]
+        differing = differences(self.recipe, progress["recipe"])
         if differing:
             raise MspcapsError(
                 f"{path} was written with another {differing[0]}; remove it, or name the run otherwise, to start anew"
