@@ -1,10 +1,11 @@
-"""Files: written so that a reader never sees half of one; checksums, sizes in words, generated blocks of text."""
+"""Files: written so that a reader never sees half of one; folders held by one process; checksums, sizes in words,
+generated blocks of text."""
 
 import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -40,6 +41,31 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+@contextlib.contextmanager
+def held(folder: Path, refusal: str) -> Iterator[None]:
+    """No other process holds the folder meanwhile; it is free again when this one ends, however that happens."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where nothing keeps two processes apart
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise MspcapsError(f"cannot write into {folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MspcapsError(refusal) from None
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def sha256_of(path: Path) -> str:

@@ -20,10 +20,11 @@ from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model
 from mspcaps.models.pretrained import load_model
-from mspcaps.training import Recipe, Trainer, setup, sweep, train
+from mspcaps.training import Recipe, Trainer, ledger, setup, sweep, train
+from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.plan import StreamingPlan
 from mspcaps.training.setup import load_images
-from mspcaps.training.sweep import run_sweep
+from mspcaps.training.sweep import expected_seconds, run_sweep
 
 CPU = torch.device("cpu")
 
@@ -196,6 +197,50 @@ def test_checkpoint_of_another_recipe_is_refused(tiny_npz: Path, tmp_path: Path)
     Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     with pytest.raises(MspcapsError, match="written with another lr"):
         train(recipe_for(tiny_npz, lr=1.0), "cpu", out=tmp_path, results=tmp_path)
+
+
+def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(tiny_npz, epochs=1)
+    folder = run_folder(tmp_path, recipe)
+    holder = "import sys, time; from pathlib import Path; from mspcaps.files import held\n"
+    holder += "with held(Path(sys.argv[1]), ''): print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", holder, str(folder)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(MspcapsError, match=f"another process trains in {folder}: wait for it, or choose another"):
+            train(recipe, "cpu", out=tmp_path, results=tmp_path)
+        other.kill()
+    assert train(recipe, "cpu", out=tmp_path, results=tmp_path).entry  # free again, though it was killed
+
+
+def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(tiny_npz, epochs=2)
+    train(recipe, "cpu", out=tmp_path, results=tmp_path)
+    whole = expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), tmp_path, tmp_path)
+    Trainer(recipe_for(tiny_npz, epochs=2, seed=1), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
+    assert whole > 0
+    assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), tmp_path, tmp_path) == pytest.approx(whole / 2)
+
+
+def test_the_ledger_says_when_the_package_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    package = tmp_path / "src" / "package" / "training"
+    package.mkdir(parents=True)
+    (package / "ledger.py").write_text("1")
+    (tmp_path / "README.md").write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    monkeypatch.setattr(ledger, "__file__", str(package / "ledger.py"))
+    monkeypatch.delenv("MSPCAPS_COMMIT", raising=False)
+    (tmp_path / "README.md").write_text("2")
+    assert ledger.git_commit() == git("rev-parse", "HEAD")
+    (package / "ledger.py").write_text("2")
+    assert ledger.git_commit() == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_nan_stops_the_run_with_a_sentence(tiny_npz: Path, tmp_path: Path) -> None:

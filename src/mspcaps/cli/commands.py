@@ -249,7 +249,9 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
 
 
 def how_to_resume(trainer: "Trainer | None") -> str:
-    if trainer is None or not (trainer.folder / "checkpoint.safetensors").is_file():
+    from mspcaps.training.checkpoint import CHECKPOINT
+
+    if trainer is None or not (trainer.folder / CHECKPOINT).is_file():
         return "stopped before the first checkpoint: nothing is kept"
     return f"stopped; the same command continues from the checkpoint in {trainer.folder}"
 

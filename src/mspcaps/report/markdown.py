@@ -111,9 +111,10 @@ def all_runs(runs: Sequence[Run]) -> list[str]:
 
 def run_cells(run: Run) -> tuple[str, ...]:
     """In the order of RUN_HEADS; commit and sha256 in short."""
+    commit = run.commit[:7] + ("-dirty" if run.commit.endswith("-dirty") else "") or NONE
     return (
         run.dataset, run.model, run.name, f"{run.seed}", f"{run.last:.2f}", f"{run.best:.2f}", f"{run.best_epoch}",
-        f"{run.seconds:,.0f}", run.device, run.commit[:7] or NONE, run.sha256[:8] or NONE,
+        f"{run.seconds:,.0f}", run.device, commit, run.sha256[:8] or NONE,
     )  # fmt: skip
 
 

@@ -14,6 +14,13 @@ from torch import Tensor
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
+from mspcaps.training.recipe import Recipe
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def run_folder(out: Path, recipe: Recipe) -> Path:
+    return out / recipe.dataset / recipe.model / recipe.run_name
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
@@ -21,14 +28,19 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, 
     write_atomically(path, save(tensors, metadata={"progress": json.dumps(progress)}))
 
 
-def load_checkpoint(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Copies the file's tensors into the given ones and returns the progress."""
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """-> progress, tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             progress = json.loads((file.metadata() or {})["progress"])
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return progress, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise MspcapsError(f"{path} is not a whole checkpoint: {error}; remove it to start the run anew") from error
+
+
+def load_checkpoint(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Copies the file's tensors into the given ones and returns the progress."""
+    progress, stored = read_checkpoint(path)
     if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
         raise MspcapsError(f"{path} belongs to another model; remove it to start the run anew")
     for name, tensor in tensors.items():

@@ -45,11 +45,14 @@ def software() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Of the source tree; MSPCAPS_COMMIT says it where the tree travelled without its history."""
+    """Of the package, marked "-dirty" if files of it were changed since; MSPCAPS_COMMIT says it where the tree came
+    without its history."""
     if commit := os.environ.get("MSPCAPS_COMMIT"):
         return commit
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    git = ["git", "-C", str(Path(__file__).parent.parent)]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], capture_output=True).returncode
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{commit}-dirty" if changed else commit

@@ -18,6 +18,7 @@ import torch
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
+from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.ledger import entry_path, read_entry
 from mspcaps.training.recipe import Recipe, differences, load_recipe, override
 from mspcaps.training.trainer import FindWeights, Listener, Trainer
@@ -82,11 +83,15 @@ def is_in_ledger(results: Path, recipe: Recipe) -> bool:
     return True
 
 
-def expected_seconds(recipe: Recipe, results: Path) -> float:
-    """What finished runs of the same model and data took; nothing is known before the first."""
+def expected_seconds(recipe: Recipe, out: Path, results: Path) -> float:
+    """By what finished runs of the same model and data took, for the epochs that are still to do; nothing is known
+    before the first."""
     folder = entry_path(results, recipe).parent
     entries = [read_entry(path) for path in folder.glob("*.json")]
-    return max((entry["seconds"]["per_epoch"] * recipe.epochs for entry in entries), default=0.0)
+    epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
+    if checkpoint.is_file():
+        epochs -= read_checkpoint(checkpoint)[0]["epoch"]
+    return max((entry["seconds"]["per_epoch"] * epochs for entry in entries), default=0.0)
 
 
 def run_sweep(
@@ -117,7 +122,7 @@ def run_sweep(
                 if sum(running.values()) + share > 1:
                     break
                 waiting.remove(recipe)
-                if time.monotonic() + expected_seconds(recipe, results) > deadline:
+                if time.monotonic() + expected_seconds(recipe, out, results) > deadline:
                     outcomes.append(Outcome(recipe, "left", "no time left for it"))
                     continue
                 work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights)

@@ -6,6 +6,7 @@ A run lives in <out>/<dataset>/<model>/<recipe>-seed<k>/ as checkpoint.safetenso
 test epoch, for comparison with papers that report it) and last.safetensors (what we report).
 """
 
+import contextlib
 import math
 import threading
 import time
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 
 from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
-from mspcaps.files import sha256_of
+from mspcaps.files import held, sha256_of
 from mspcaps.models.pretrained import save_weights
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
-from mspcaps.training.checkpoint import load_checkpoint, save_checkpoint
+from mspcaps.training.checkpoint import CHECKPOINT, load_checkpoint, run_folder, save_checkpoint
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
 from mspcaps.training.evaluator import Evaluator
 from mspcaps.training.recipe import Recipe, differences
@@ -93,7 +94,7 @@ class Trainer:
         train, test = load_images(recipe, device)
         self.recipe = resolve(recipe, train)
         self.classes = train.classes
-        self.folder = out / self.recipe.dataset / self.recipe.model / self.recipe.run_name
+        self.folder = run_folder(out, self.recipe)
         with preparing:
             self.model = build_model(self.recipe, train)
         self.initial = self.begin_from(find_weights, say)
@@ -114,7 +115,7 @@ class Trainer:
 
         What comes with the package is found by `weights`, which stands to our right: hence `find_weights`.
         """
-        if not self.recipe.init or (self.folder / "checkpoint.safetensors").is_file():
+        if not self.recipe.init or (self.folder / CHECKPOINT).is_file():
             return None
         done = transfer(self.model, find_weights(self.recipe.init), self.classes, self.recipe.init)
         if self.world.leads:
@@ -123,6 +124,11 @@ class Trainer:
 
     def run(self, deadline: float = math.inf) -> Result | None:
         """Train to the end. Past the deadline (time.monotonic) it saves a checkpoint and returns None."""
+        busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
+        with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
+            return self.train(deadline)
+
+    def train(self, deadline: float) -> Result | None:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         self.resume()
@@ -190,7 +196,7 @@ class Trainer:
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
             "history": [vars(row) for row in self.history], "initial": self.initial,
         }  # fmt: skip
-        save_checkpoint(self.folder / "checkpoint.safetensors", self.checkpoint_tensors(), progress)
+        save_checkpoint(self.folder / CHECKPOINT, self.checkpoint_tensors(), progress)
 
     def save_weights(self, which: str, tensors: dict[str, Tensor]) -> Path:
         path = self.folder / f"{which}.safetensors"
@@ -199,7 +205,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one of this recipe."""
-        path = self.folder / "checkpoint.safetensors"
+        path = self.folder / CHECKPOINT
         if not path.is_file():
             return
         with torch.no_grad():
@@ -239,7 +245,7 @@ class Trainer:
             last = self.save_weights("last", self.weights())
             entry = self.entry(seconds, sha256_of(last))
             ledger.write_entry(self.results, self.recipe, entry)
-            (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
         self.load_masters()
         return Result(self.recipe, self.model.eval(), self.history, entry, self.folder)
