@@ -1,6 +1,7 @@
 """Runs: repeatable, resumable bit for bit, honest about what went wrong."""
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -22,8 +23,10 @@ from mspcaps.models import create_model
 from mspcaps.models.pretrained import load_model
 from mspcaps.training import Recipe, Trainer, ledger, setup, sweep, train
 from mspcaps.training.checkpoint import run_folder
+from mspcaps.training.distributed import World
 from mspcaps.training.plan import StreamingPlan
-from mspcaps.training.setup import load_images
+from mspcaps.training.setup import default_form, load_images
+from mspcaps.training.step import Form, compiler_works
 from mspcaps.training.sweep import expected_seconds, run_sweep
 
 CPU = torch.device("cpu")
@@ -197,6 +200,31 @@ def test_checkpoint_of_another_recipe_is_refused(tiny_npz: Path, tmp_path: Path)
     Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     with pytest.raises(MspcapsError, match="written with another lr"):
         train(recipe_for(tiny_npz, lr=1.0), "cpu", out=tmp_path, results=tmp_path)
+
+
+def test_the_compiled_form_trains_alike_and_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(tiny_npz, epochs=2, model="mspcaps_t_scale16")
+    if not compiler_works():
+        pytest.skip("there is no C++ compiler")
+
+    def run(form: Form, folder: str, deadline: float = math.inf) -> Any:
+        return Trainer(recipe, CPU, form, out=tmp_path / folder, results=tmp_path / folder).run(deadline)
+
+    eager, whole = run("eager", "eager"), run("compiled", "whole")
+    assert run("compiled", "halves", deadline=0.0) is None
+    halves = run("compiled", "halves")
+    assert halves.entry["form"] == "compiled"
+    assert [row.loss for row in whole.history] == pytest.approx([row.loss for row in eager.history], rel=1e-3)
+    assert equal_files(whole.folder / "last.safetensors", halves.folder / "last.safetensors")
+
+
+def test_long_runs_on_a_cpu_are_compiled_if_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "compiler_works", lambda: True)
+    assert default_form(CPU, World(), images=300 * 50_000) == "compiled"
+    assert default_form(CPU, World(), images=5 * 10_000) == "eager"
+    assert default_form(CPU, World(0, 2), images=300 * 50_000) == "eager"
+    monkeypatch.setattr(setup, "compiler_works", lambda: False)
+    assert default_form(CPU, World(), images=300 * 50_000) == "eager"
 
 
 def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path) -> None:

@@ -16,15 +16,20 @@ from mspcaps.training.distributed import World
 from mspcaps.training.optimizer import FlatAdamW
 from mspcaps.training.plan import Plan, StreamingPlan
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.step import Form, Step
+from mspcaps.training.step import Form, Step, compiler_works
 
 SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
+WORTH_COMPILING = 1_000_000  # images to train on: half a minute of compiling against a few percent of half an hour
 MEASURED = 2000  # own images that mean and deviation are taken from
 
 
-def default_form(device: torch.device, world: World) -> Form:
-    """The fastest form that the device supports."""
-    return "captured" if device.type == "cuda" and world.size == 1 else "eager"
+def default_form(device: torch.device, world: World, images: int = 0) -> Form:
+    """The fastest form that the device supports; on a CPU only a run over many `images` makes up for compiling."""
+    if world.size > 1:
+        return "eager"
+    if device.type == "cuda":
+        return "captured"
+    return "compiled" if device.type == "cpu" and images >= WORTH_COMPILING and compiler_works() else "eager"
 
 
 def working_precision(device: torch.device) -> torch.dtype | None:

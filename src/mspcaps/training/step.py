@@ -127,6 +127,16 @@ def recording_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@cache
+def compiler_works() -> bool:
+    """Whether torch.compile has what it needs; on a CPU that is a C++ compiler."""
+    try:
+        torch.compile(torch.nn.Softplus())(torch.zeros(1))
+    except torch._dynamo.exc.BackendCompilerFailed:
+        return False
+    return True
+
+
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 

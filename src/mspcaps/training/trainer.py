@@ -89,7 +89,6 @@ class Trainer:
         self.device, self.listener, self.save_every, self.results = device, listener, save_every, results
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
-        self.form: Form = form or default_form(device, self.world)
         self.autocast = working_precision(device)
         train, test = load_images(recipe, device)
         self.recipe = resolve(recipe, train)
@@ -102,6 +101,8 @@ class Trainer:
         if self.world.size > 1:
             synchronize_batchnorm(self.model)
         self.plan = make_plan(self.recipe, train, device, self.world)
+        images = self.plan.steps * self.recipe.batch_size * self.recipe.epochs
+        self.form: Form = form or default_form(device, self.world, images)
         self.step = make_step(self.model, self.plan, self.recipe.weight_decay, self.form, self.world)
         self.optimizer = self.step.optimizer
         self.evaluator = Evaluator(self.model, test, device, self.form, self.autocast)
