@@ -122,7 +122,7 @@ def test_weights_that_do_not_fit_the_data(say, place):
 def test_ctrl_c_tells_how_to_resume(place):
     draw(place / "pictures", count=40)
     source = Path(__file__).parents[2] / "src"
-    command = [sys.executable, "-m", "mspcaps", "train", "--data", "pictures", *TINY, "--epochs", "100000"]
+    command = [sys.executable, "-m", "mspcaps", "train", "--data", "pictures", *TINY, "--epochs", "20000"]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
@@ -131,6 +131,29 @@ def test_ctrl_c_tells_how_to_resume(place):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "stopped before the first checkpoint: nothing is kept\n"
+
+
+def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
+    """It does not wait for runs that would take hours, and the same command goes on where they were."""
+    draw(place / "pictures", count=40)
+    recipe = f'model = "mspcaps_t_scale16"\ndata = "{place / "pictures"}"\nimage_size = 16\nepochs = 20000\n'
+    (place / "long.toml").write_text(recipe + 'name = "long"\nbatch_size = 8\n')
+    (place / "sweep.toml").write_text('[[runs]]\nrecipe = "long.toml"\n')
+    source = Path(__file__).parents[2] / "src"
+    command = [sys.executable, "-m", "mspcaps", "sweep", "sweep.toml"]
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    for kept in (0, 1):
+        assert len(list(place.rglob("checkpoint.safetensors"))) == kept
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1 runs to do, 0 in the ledger already\n"
+        while process.poll() is None and not (place / "runs").is_dir():  # made right before the first step
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err == "stopped; the same command continues from the checkpoints in runs\n"
+    assert len(list(place.rglob("checkpoint.safetensors"))) == 1
 
 
 def test_help_comes_without_torch():

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -277,10 +278,14 @@ def sweep(
     from mspcaps.weights import weights_path
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
-    report: Listener = Lines(every=30.0, named=True)
-    outcomes = run_sweep(
-        recipes, choose_device(device), seconds, out, results, listener=report, find_weights=weights_path
-    )
+    lines: Listener = Lines(every=30.0, named=True)
+    try:
+        outcomes = run_sweep(
+            recipes, choose_device(device), seconds, out, results, partial(print, flush=True), lines, weights_path
+        )
+    except KeyboardInterrupt:
+        print(f"stopped; the same command continues from the checkpoints in {out}", file=sys.stderr)
+        raise
     counts = Counter(outcome.state for outcome in outcomes)
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     return 1 if counts["failed"] else 0

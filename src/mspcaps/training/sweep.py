@@ -5,12 +5,13 @@ gaps that one of them leaves, and a model compiled for one run serves the next.
 """
 
 import math
+import threading
 import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -112,10 +113,12 @@ def run_sweep(
     outcomes = [Outcome(r, "known") for r in recipes if is_in_ledger(results, r)]
     waiting = [r for r in recipes if not is_in_ledger(results, r)]
     running: dict[Future[Outcome], float] = {}
+    stop = threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {recipe.model: share_of_device(recipe.model, device) for recipe in waiting}
     report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with ThreadPoolExecutor(max_workers=4) as pool, ExitStack() as leaving:
+        leaving.callback(stop.set)  # after an interrupt, runs that go on save their checkpoints and end
         while waiting or running:
             for recipe in list(waiting):
                 share = shares[recipe.model]
@@ -125,7 +128,7 @@ def run_sweep(
                 if time.monotonic() + expected_seconds(recipe, out, results) > deadline:
                     outcomes.append(Outcome(recipe, "left", "no time left for it"))
                     continue
-                work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights)
+                work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights, stop)
                 running[pool.submit(_one, *work)] = share
             if not running:
                 continue
@@ -158,14 +161,14 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 def _one(
     recipe: Recipe, device: torch.device, together: int, out: Path, results: Path, deadline: float, listener: Listener,
-    find_weights: FindWeights,
+    find_weights: FindWeights, stop: threading.Event,
 ) -> Outcome:  # fmt: skip
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
         with own_stream(device):
             trainer = Trainer(
                 recipe, device, out=out, results=results, listener=listener, side_by_side=together,
-                find_weights=find_weights,
+                find_weights=find_weights, stop=stop,
             )  # fmt: skip
             result = trainer.run(deadline)
     except MspcapsError as error:

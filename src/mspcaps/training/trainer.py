@@ -85,8 +85,10 @@ class Trainer:
         side_by_side: int = 1,
         find_weights: FindWeights = lambda file: Path(file).expanduser(),
         say: Callable[[str], None] = print,
+        stop: threading.Event | None = None,
     ) -> None:
         self.device, self.listener, self.save_every, self.results = device, listener, save_every, results
+        self.stop = stop or threading.Event()  # once set, the run ends after the chunk of steps that it is at
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.autocast = working_precision(device)
@@ -124,7 +126,8 @@ class Trainer:
         return {"sha256": done.sha256, "transfer": str(done)}
 
     def run(self, deadline: float = math.inf) -> Result | None:
-        """Train to the end. Past the deadline (time.monotonic) it saves a checkpoint and returns None."""
+        """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
+        saves a checkpoint and returns None."""
         busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
             return self.train(deadline)
@@ -149,14 +152,18 @@ class Trainer:
                 if self.device.type == "cpu":  # elsewhere reading the loss would make the device wait for us
                     self.check_finite()
                 self.listener(self)
+                if self.stop.is_set() and self.steps_done < self.plan.steps:
+                    self.save()
+                    return None
                 if time.monotonic() - saved >= self.save_every and self.steps_done < self.plan.steps:
                     self.save()
                     saved = time.monotonic()
             self.close_epoch()
-            if time.monotonic() - saved >= self.save_every or time.monotonic() > deadline:
+            ends = time.monotonic() > deadline or self.stop.is_set()
+            if ends or time.monotonic() - saved >= self.save_every:
                 self.save()
                 saved = time.monotonic()
-            if time.monotonic() > deadline and self.epoch < self.recipe.epochs:
+            if ends and self.epoch < self.recipe.epochs:
                 return None
         return self.finish()
 
