@@ -36,6 +36,16 @@ def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     )
 
 
+SIDE_BY_SIDE = (
+    "A sweep gives every run a thread, a stream and a CUDA graph of its own, and four runs of MSPCaps-T share the GPU: "
+    "the table of its training above says what that gains. We aimed at 1.8 times and did not get there. Tried were "
+    "processes under MPS, graphs of other lengths, no second stream for the weight gradients, and our own kernels for "
+    "the gradients of narrow convolutions and for the sums of BatchNorm with more loads under way: the last "
+    "two are faster by themselves, but none of these helps when four runs share the GPU. One MSPCaps-L fills it "
+    "alone: two at a time gain nothing."
+)
+
+
 AGREEMENT = (
     "Speed is worth nothing if the result differs. Each run below was made twice from the same seed, to its last "
     "epoch: captured in a CUDA graph with our kernels, as every run of the ledger is, and step by step; in fp32 all "
@@ -75,6 +85,7 @@ def render_speed(results: Path) -> str:
         for heads, rows in shown:
             parts += ["", *grid(heads, rows, right=range(1, len(heads)))]
         parts += ["", *(f"- {note[0].upper()}{note[1:]}" for note in map(escaped, notes))]
+    parts += ["", "## Several runs on one GPU", "", SIDE_BY_SIDE]
     parts += agreement(results)
     return "\n".join(parts) + "\n"
 
