@@ -65,6 +65,8 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
             pass
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # child processes have the handle, too
         os.close(handle)
 
 

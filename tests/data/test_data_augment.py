@@ -87,7 +87,7 @@ def test_a_balanced_order_draws_every_class_equally_often(sizes: list[int], coun
     of_image = Counter(order.tolist())
     for label, size in enumerate(sizes):
         times = [of_image[i] for i in range(len(labels)) if labels[i] == label]
-        assert not size or max(times) - min(times) <= 1, "an image comes again only when all of its class have come"
+        assert not size or max(times) - min(times) <= 1, "every image of a class equally often, to within one"
     assert torch.equal(order, balanced_order(5, epoch, labels, count))
 
 

@@ -90,3 +90,19 @@ def test_what_does_not_fit_is_refused(model, data):
         evaluate(model, ImageSet(data.images, data.labels, (*data.classes, "hat"), "more"))
     with pytest.raises(MspcapsError, match="at least 1"):
         evaluate(model, data, batch_size=0)
+
+
+def test_another_numbering_of_the_classes_is_refused(data):
+    model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
+    model.about = {"classes": [data.classes[1], data.classes[0], *data.classes[2:]]}
+    with pytest.raises(MspcapsError, match=f"class 0 is '{data.classes[1]}' for the model and '{data.classes[0]}' in"):
+        evaluate(model, data)
+    model.about = {"classes": list(data.classes)}
+    assert evaluate(model, data).n == len(data)
+
+
+def test_the_loss_is_the_models_own(data):
+    torch.manual_seed(0)
+    model = create_model("resnet20", in_chans=1, img_size=16)
+    found = evaluate(model, data)
+    assert found.loss == pytest.approx(torch.nn.functional.cross_entropy(found.scores, found.labels).item())

@@ -18,8 +18,8 @@ def run(tmp_path_factory):
     """weights, ledger entry and test images of a minute model."""
     place = tmp_path_factory.mktemp("ship")
     recipe = Recipe(
-        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=250, lr=2e-3,
-        image_size=12, augment=Augmentation(),
+        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=2, batch_size=100, lr=2e-3,
+        warmup_epochs=0, image_size=12, augment=Augmentation(),
     )  # fmt: skip
     result = train(recipe, "cpu", out=place / "runs", results=place / "results")
     entry = place / "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"

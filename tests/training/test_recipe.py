@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mspcaps.data import CATALOG, facts
+from mspcaps.data import CATALOG, Augmentation, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import list_models
 from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_folder
+from mspcaps.training.setup import choose_device
 from mspcaps.training.sweep import load_sweep
 
 
@@ -78,21 +79,60 @@ def test_the_controls_follow_the_papers_recipe() -> None:
 
 def test_trials_change_only_the_initial_scale_and_are_held_out() -> None:
     runs = load_sweep(recipe_folder() / "sweeps" / "trials.toml")
-    assert len({(r.data, r.run_name) for r in runs}) == len(runs) == 32
+    assert len({(r.data, r.run_name) for r in runs}) == len(runs) == 36
     assert {(r.data, r.held_out, r.epochs) for r in runs} == {("cifar10", 5000, 100), ("mnist", 10000, 60)}
     scales = {tuple(r.initial_scale.items()) for r in runs}
-    assert len(scales) == 5 and () in scales
+    assert len(scales) == 7 and () in scales
 
 
 def test_sweep_files(tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
+    path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseed = 4\naugment = { crop = 2 }\n' * 2)
+    (once,) = load_sweep(path)
+    assert (once.seed, once.augment) == (4, Augmentation(crop=2))
     path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = [0, 2]\nepochs = 5\n')
     assert [r.run_name for r in load_sweep(path)] == ["paper+epochs=5-seed0", "paper+epochs=5-seed2"]
     for text, message in (
         ("", "list of"),
         ("[[runs]]\nseeds = [1]", "names its recipe"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nx = 1', "no 'x'"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = 3', "a list of whole numbers"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseed = 1\nseeds = [3]', "a list of whole numbers"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nepochs = "3"', "epochs must be int, not '3'"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\naugment = { crop = -1 }', "augment.crop is -1"),
     ):
         path.write_text(text)
         with pytest.raises(MspcapsError, match=message):
             load_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": 0}, "image_size is 0, but must be at least 1"),
+        ({"seed": 2**63}, "must be less than 2\\^63"),
+        ({"name": "my/run"}, "the name 'my/run' cannot be that of a folder"),
+        ({"name": "n" * 240}, "shorten it"),
+    ],
+)
+def test_values_that_no_run_can_have(changes: dict, message: str) -> None:
+    with pytest.raises(MspcapsError, match=message):
+        Recipe(**changes)
+    with pytest.raises(MspcapsError, match=r"augment\.rotate is nan"):
+        Augmentation(rotate=float("nan"))
+
+
+def test_names_stay_short_and_say_whose_data_it_is() -> None:
+    changes = {"epochs": 7, "batch_size": 64, "lr": 0.0123456789, "weight_decay": 0.0987654321, "min_lr": 1e-7}
+    longer = changes | {"warmup_epochs": 3, "warmup_start": 0.3, "init": "folder/of/weights/last.safetensors"}
+    names = {override(Recipe(), **longer, held_out=n).run_name for n in (1000, 2000)}
+    assert len(names) == 2 and max(map(len, names)) < 120
+    assert Recipe(data="pictures/cifar10").dataset == "own-cifar10"
+    assert [Recipe(data=f"a/pics.v{i}").dataset for i in (1, 2)] == ["pics.v1", "pics.v2"]
+    assert Recipe(data="a/pics.npz").dataset == "pics"
+
+
+@pytest.mark.parametrize("name", ["mps", "meta", "gpu"])
+def test_devices_that_are_not_known(name: str) -> None:
+    with pytest.raises(MspcapsError, match=f"there is no device '{name}': cpu and cuda are known"):
+        choose_device(name)

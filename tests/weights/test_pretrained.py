@@ -86,6 +86,11 @@ def shipped(tmp_path, monkeypatch):
     return path
 
 
+def test_a_folder_called_like_the_data_does_not_hide_the_weights(shipped, tmp_path):
+    (tmp_path / "mnist").mkdir()
+    assert weights.find_weights("mspcaps_t_scale16", "mnist") == shipped
+
+
 def test_by_name(shipped, capsys):
     name = "mspcaps_t_scale16.mnist"
     assert mspcaps.list_pretrained() == mspcaps.list_pretrained("*.mnist") == [name]

@@ -97,8 +97,8 @@ def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, 
     if len({x.shape[1:] for x in images}) > 1:
         raise MspcapsError(f"{name}: x_train and x_test have different shapes {images[0].shape} and {images[1].shape}")
     if classes is None:
-        every = [y for key, y in arrays.items() if key in ("y_train", "y_test") and y.size]
-        classes = tuple(str(label) for label in range(1 + max((int(y.max()) for y in every), default=0)))
+        every = [check_labels(y, y.size, f"{name} {key}") for key, y in arrays.items() if key in ("y_train", "y_test")]
+        classes = tuple(str(label) for label in range(1 + max((int(y.max()) for y in every if y.size), default=0)))
     x, y = (stack[0] if len(stack) == 1 else np.concatenate(stack) for stack in (images, labels))
     return ImageSet(torch.from_numpy(x), torch.from_numpy(y), classes, name)
 
@@ -112,7 +112,7 @@ def _from_npz(path: Path, split: str) -> ImageSet:
     classes = None if names is None else tuple(str(name) for name in names)
     if "images" not in arrays or "labels" not in arrays:
         return _from_arrays(arrays, split, classes, path.stem)
-    labels = check_labels(arrays["labels"], len(arrays["images"]), f"{path} labels")
+    labels = check_labels(arrays["labels"], len(np.atleast_1d(arrays["images"])), f"{path} labels")
     whole = _from_arrays({"x_train": arrays["images"], "y_train": labels}, "train", classes, path.stem)
     if split == "all":
         return whole

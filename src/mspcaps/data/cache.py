@@ -25,7 +25,7 @@ from mspcaps.files import write_atomically
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 _FETCHING = ".fetching-"
-_BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
+_BROKEN = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,13 @@ class Augmentation:
     flip: bool = False
     rotate: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("crop", "rotate"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise MspcapsError(
+                    f"augment.{name} is {getattr(self, name)}, but must be a number that is not negative"
+                )
+
 
 @dataclass(frozen=True)
 class Web:

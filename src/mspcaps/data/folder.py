@@ -9,10 +9,11 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.pictures import SUFFIXES, read_form, read_picture
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int | None], None]  # what is being read, items so far, items in all if known
 HELD_OUT = 5  # one picture in five
 PROBES = 64  # headers read to choose size and channels
@@ -91,6 +93,20 @@ def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
     )
     count = 0 if len(names) < 2 else max(1, round(len(names) / HELD_OUT))
     return sorted(order[count:]), sorted(order[:count])
+
+
+def loaded(loader: Iterable[T]) -> Iterator[T]:
+    """The batches of a DataLoader. Its workers wrap what is wrong with a picture into a traceback: only the sentence is
+    told."""
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except MspcapsError as error:
+            raise MspcapsError(str(error).rpartition("MspcapsError: ")[2].strip()) from None
+        yield batch
 
 
 Entry = tuple[str, int]

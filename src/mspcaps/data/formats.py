@@ -22,7 +22,9 @@ from mspcaps.pictures import read_pixels
 COLUMNS = 100  # images per row of a packed mosaic
 CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue plane
 MOST_CLASSES = 100_000
-_BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, struct.error, MemoryError)
+_BROKEN = (
+    OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, MemoryError,
+)  # fmt: skip
 
 
 def array_sha256(array: np.ndarray) -> str:

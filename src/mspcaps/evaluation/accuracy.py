@@ -20,7 +20,7 @@ class Evaluation:
 
     accuracy: float  # percent
     n: int
-    loss: float  # margin loss, mean over the images
+    loss: float  # what the model is trained with, mean over the images
     ece: float  # expected calibration error in percent, 15 bins of equal width; see `confidence`
     confusion: Tensor  # int64 [K, K]: row is the true class, column the answer
     scores: Tensor  # float32 [n, K], as the model gives them
@@ -63,7 +63,7 @@ def evaluate(
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
-        loss=margin_loss(scores, labels).item(),
+        loss=getattr(model, "loss", margin_loss)(scores, labels).item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
         scores=scores,
@@ -121,3 +121,10 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
         )
     if len(data.classes) != config["num_classes"]:
         raise MspcapsError(f"{name} knows {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
+    known = tuple(getattr(model, "about", {}).get("classes") or data.classes)
+    if known != data.classes:
+        wrong = next(i for i, pair in enumerate(zip(known, data.classes, strict=True)) if len(set(pair)) > 1)
+        raise MspcapsError(
+            f"class {wrong} is {known[wrong]!r} for the model and {data.classes[wrong]!r} in {data.name}: "
+            "evaluation.load_for numbers the classes as the model does"
+        )

@@ -1,5 +1,6 @@
 """Weights on disk: safetensors with everything in the header that is needed to build the model again."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,7 @@ def class_names(model: nn.Module) -> tuple[str, ...]:
 def load_model(path: str | Path) -> nn.Module:
     """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
     header, tensors = read_weights(Path(path))
-    config = header.pop("model")
-    model = create_model(config.pop("name"), **config)
+    model = create_model(**header.pop("model"))
     load_state(model, tensors, Path(path))
     use_channels_last(model)
     model.about = header  # type: ignore[assignment]
@@ -72,8 +72,11 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise MspcapsError(f"{path} is not a whole safetensors file: {error}") from error
-    if "model" not in header:
+    config = header.get("model")
+    if not isinstance(config, dict) or "name" not in config:
         raise MspcapsError(f"{path} was not written by mspcaps: its header names no model")
+    if unknown := config.keys() - inspect.signature(create_model).parameters.keys():
+        raise MspcapsError(f"{path} needs a newer mspcaps: the model has a {sorted(unknown)[0]!r}")
     if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
         raise MspcapsError(f"{path} holds weights that are not finite numbers")
     return header, tensors

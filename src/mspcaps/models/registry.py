@@ -53,7 +53,10 @@ def create_model(
         close = difflib.get_close_matches(name, _builders, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`mspcaps models` lists them."
         raise MspcapsError(f"there is no model {name!r}: {hint}")
-    size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+    sides = tuple(img_size) if isinstance(img_size, Sequence) else (img_size, img_size)
+    if len(sides) != 2:
+        raise MspcapsError(f"img_size is {img_size}, but must be one or two numbers of pixels")
+    size = int(sides[0]), int(sides[1])
     for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
         if value < least:
             raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")

@@ -58,7 +58,7 @@ def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) 
     with torch.device("meta"):
         old = create_model(**theirs)
     check_state(old, tensors, path)
-    own_classes = header.get("classes", classes) == list(classes) and theirs["num_classes"] == ours["num_classes"]
+    own_classes = list(header.get("classes", classes)) == list(classes) and theirs["num_classes"] == ours["num_classes"]
     head = set() if own_classes else depends_on_classes(theirs)
     own = {f"{name}.{b}" for name, m in model.named_modules() if isinstance(m, Normalize) for b in ("mean", "std")}
     before, after = places(old), places(model)

@@ -31,6 +31,8 @@ def stream_answers(
     while later pictures are still to be read."""
     if top < 1:
         raise MspcapsError(f"top is {top}, but must be at least 1")
+    if batch_size < 1:
+        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     if channels not in (1, 3):
         raise MspcapsError(f"the model takes images of {channels} channels, but pictures have 1 or 3")
     files = picture_files([paths] if isinstance(paths, str | Path) else paths)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mspcaps.errors import MspcapsError
 from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_from_dict
 from mspcaps.training.setup import choose_device
 from mspcaps.training.trainer import Epoch, Result, Trainer
@@ -17,5 +18,6 @@ def train(recipe: Recipe | str, device: str | None = None, **options: Any) -> Re
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
     result = Trainer(recipe, choose_device(device), **options).run()
-    assert result is not None  # only a deadline ends a run early
+    if result is None:
+        raise MspcapsError("the run was told to stop before its end; its checkpoint is kept")
     return result

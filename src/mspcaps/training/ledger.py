@@ -11,7 +11,7 @@ import torch
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
-from mspcaps.training.recipe import Recipe
+from mspcaps.training.recipe import Recipe, differences
 
 
 def entry_path(results: Path, recipe: Recipe) -> Path:
@@ -49,10 +49,25 @@ def git_commit() -> str | None:
     without its history."""
     if commit := os.environ.get("MSPCAPS_COMMIT"):
         return commit
-    git = ["git", "-C", str(Path(__file__).parent.parent)]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], capture_output=True).returncode
+        git("ls-files", "--error-unmatch", __file__)  # installed into somebody's project it is not of their commit
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{commit}-dirty" if changed else commit
+
+
+def is_in_ledger(results: Path, recipe: Recipe) -> bool:
+    """Whether the run is done. An entry of its name that tells of another recipe is neither skipped nor overwritten."""
+    path = entry_path(results, recipe)
+    if not path.is_file():
+        return False
+    # What a recipe leaves to the data set is filled in there.
+    differing = [key for key in differences(recipe, read_entry(path)["recipe"]) if getattr(recipe, key) is not None]
+    if differing:
+        raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")
+    return True

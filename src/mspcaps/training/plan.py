@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from mspcaps.data import Augmentation, FolderImages, ImageSet
 from mspcaps.data.augment import DRAWS, balanced_order, epoch_draws, epoch_order
+from mspcaps.data.folder import loaded
 from mspcaps.errors import MspcapsError
 
 
@@ -93,7 +94,7 @@ class StreamingPlan(Plan):
     def begin(self, epoch: int, step: int = 0) -> None:
         order = self.share(self.epoch_order(epoch))[step:]
         self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
-        self.batches = iter(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=self.workers))  # type: ignore[arg-type]
+        self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=self.workers))  # type: ignore[arg-type]
         self.step = step
 
     def advance(self) -> None:

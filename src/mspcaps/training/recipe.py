@@ -13,6 +13,8 @@ from typing import Any
 from mspcaps.data.catalog import CATALOG, Augmentation
 from mspcaps.errors import MspcapsError
 
+LONGEST_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -57,6 +59,12 @@ class Recipe:
         for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        if self.image_size is not None and self.image_size < 1:
+            raise MspcapsError(f"image_size is {self.image_size}, but must be at least 1")
+        if self.seed >= 2**63:
+            raise MspcapsError(f"seed is {self.seed}, but must be less than 2^63")
+        if not self.name or re.search(r"[/\\\0]", self.name) or len(self.run_name.encode()) > LONGEST_NAME:
+            raise MspcapsError(f"the name {self.name!r} cannot be that of a folder: shorten it, and leave out slashes")
         for name in ("lr", "weight_decay", "min_lr", "warmup_start"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a number that is not negative")
@@ -64,7 +72,11 @@ class Recipe:
     @property
     def dataset(self) -> str:
         """The data set's name in paths and tables."""
-        return self.data if self.data in CATALOG else Path(self.data).expanduser().resolve().stem
+        if self.data in CATALOG:
+            return self.data
+        path = Path(self.data).expanduser().resolve()
+        name = path.stem if path.suffix.lower() == ".npz" else path.name
+        return f"own-{name}" if name in CATALOG else name  # a folder that is called like a published set is not it
 
     @property
     def run_name(self) -> str:
@@ -106,7 +118,11 @@ def load_recipe(name: str | Path) -> Recipe:
 
 
 def recipe_from_dict(values: dict[str, Any], where: str) -> Recipe:
-    """Checks names and types: a misspelt key must not silently train something else."""
+    return Recipe(**checked_fields(values, where))
+
+
+def checked_fields(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Fields of a recipe as a file has them. Names and types: a misspelt key must not silently train something else."""
     values = dict(values)
     augment = values.pop("augment", None)
     arguments = _checked(values, Recipe, where)
@@ -114,7 +130,7 @@ def recipe_from_dict(values: dict[str, Any], where: str) -> Recipe:
         if not isinstance(augment, dict):
             raise MspcapsError(f"{where}: augment must be a table of crop, flip and rotate")
         arguments["augment"] = Augmentation(**_checked(augment, Augmentation, f"{where}, augment"))
-    return Recipe(**arguments)
+    return arguments
 
 
 def override(recipe: Recipe, **changes: Any) -> Recipe:
@@ -129,14 +145,25 @@ def override(recipe: Recipe, **changes: Any) -> Recipe:
         for key, value in sorted(changed.items())
         if key not in ("seed", "name", "model", "data")
     ]
-    name = changed.pop("name", "+".join([recipe.name, *marks]))
+    name = "+".join([recipe.name, *marks])
+    if len(name) > LONGEST_NAME // 2:
+        name = f"{name[: LONGEST_NAME // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    name = changed.pop("name", name)
     return replace(recipe, name=name, **changed)
 
 
 def differences(recipe: Recipe, written: dict[str, Any]) -> list[str]:
     """The fields in which a recipe differs from one that a file holds."""
     written = Recipe().to_dict() | written  # a field younger than the file had its default
-    return [key for key, value in recipe.to_dict().items() if written[key] != value]
+    mine = recipe.to_dict()
+    return [key for key in mine if mine[key] != written[key] and not (key == "data" and _same(mine[key], written[key]))]
+
+
+def _same(data: str, other: str) -> bool:
+    """One folder may be written in several ways."""
+    return (
+        not {data, other} & CATALOG.keys() and Path(data).expanduser().resolve() == Path(other).expanduser().resolve()
+    )
 
 
 def _short(value: Any) -> str:

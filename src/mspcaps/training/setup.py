@@ -1,5 +1,6 @@
 """What a run is made of, from its recipe and its device: images, model, plan, step."""
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,9 @@ def choose_device(name: str | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
     if device.type == "cuda":
@@ -90,7 +93,12 @@ def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
 def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # Linux; what is free without giving up caches would be too little
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 4 << 30
 
 
 def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:

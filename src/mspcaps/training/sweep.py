@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
-from mspcaps.training.ledger import entry_path, read_entry
-from mspcaps.training.recipe import Recipe, differences, load_recipe, override
+from mspcaps.training.ledger import entry_path, is_in_ledger, read_entry
+from mspcaps.training.recipe import Recipe, checked_fields, load_recipe, override
 from mspcaps.training.trainer import FindWeights, Listener, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
@@ -52,16 +52,17 @@ def load_sweep(path: Path) -> list[Recipe]:
     runs = table.get("runs")
     if not isinstance(runs, list) or not runs or set(table) != {"runs"}:
         raise MspcapsError(f"{path} must hold a list of [[runs]] and nothing else")
-    recipes = []
+    recipes: list[Recipe] = []
     for run in runs:
-        if not isinstance(run, dict) or "recipe" not in run:
+        if not isinstance(run, dict) or not isinstance(run.get("recipe"), str):
             raise MspcapsError(f"{path}: every one of the [[runs]] names its recipe")
-        changes = {key: value for key, value in run.items() if key not in ("recipe", "seeds")}
-        unknown = set(changes) - {field.name for field in fields(Recipe)}
-        if unknown:
-            raise MspcapsError(f"{path}: a recipe has no {sorted(unknown)[0]!r}")
-        base = load_recipe(run["recipe"])
-        recipes += [override(base, seed=seed, **changes) for seed in run.get("seeds", [base.seed])]
+        base = load_recipe(run.pop("recipe"))
+        seeds = run.pop("seeds") if "seeds" in run else [run.pop("seed", base.seed)]
+        if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds) or "seed" in run:
+            raise MspcapsError(f"{path}: the seeds of a run are a list of whole numbers, seeds = [0, 1, 2]")
+        changes = checked_fields(run, str(path))
+        wanted = [override(base, seed=seed, **changes) for seed in seeds]
+        recipes += [recipe for recipe in wanted if recipe not in recipes]
     return recipes
 
 
@@ -70,18 +71,6 @@ def share_of_device(model: str, device: torch.device) -> float:
     if device.type != "cuda":
         return 1.0
     return min(1.0, max(0.25, summarize(model).macs / FILLS_A_GPU))
-
-
-def is_in_ledger(results: Path, recipe: Recipe) -> bool:
-    """Whether the run is done. An entry of its name that tells of another recipe is neither skipped nor overwritten."""
-    path = entry_path(results, recipe)
-    if not path.is_file():
-        return False
-    # What a recipe leaves to the data set is filled in there.
-    differing = [key for key in differences(recipe, read_entry(path)["recipe"]) if getattr(recipe, key) is not None]
-    if differing:
-        raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")
-    return True
 
 
 def expected_seconds(recipe: Recipe, out: Path, results: Path) -> float:
@@ -125,7 +114,13 @@ def run_sweep(
                 if sum(running.values()) + share > 1:
                     break
                 waiting.remove(recipe)
-                if time.monotonic() + expected_seconds(recipe, out, results) > deadline:
+                try:
+                    late = time.monotonic() + expected_seconds(recipe, out, results) > deadline
+                except MspcapsError as error:  # a damaged checkpoint or entry
+                    outcomes.append(Outcome(recipe, "failed", str(error)))
+                    report(f"{outcomes[-1].name} failed {error}")
+                    continue
+                if late:
                     outcomes.append(Outcome(recipe, "left", "no time left for it"))
                     continue
                 work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights, stop)

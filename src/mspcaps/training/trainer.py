@@ -105,6 +105,8 @@ class Trainer:
         self.plan = make_plan(self.recipe, train, device, self.world)
         images = self.plan.steps * self.recipe.batch_size * self.recipe.epochs
         self.form: Form = form or default_form(device, self.world, images)
+        if self.form == "captured" and device.type != "cuda":
+            raise MspcapsError("the captured form is for GPUs: use eager or compiled")
         self.step = make_step(self.model, self.plan, self.recipe.weight_decay, self.form, self.world)
         self.optimizer = self.step.optimizer
         self.evaluator = Evaluator(self.model, test, device, self.form, self.autocast)
@@ -130,6 +132,7 @@ class Trainer:
         saves a checkpoint and returns None."""
         busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
+            ledger.is_in_ledger(self.results, self.recipe)  # a finished run is not overwritten by another one
             return self.train(deadline)
 
     def train(self, deadline: float) -> Result | None:
@@ -202,7 +205,7 @@ class Trainer:
             self.best_is_new = False
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [vars(row) for row in self.history], "initial": self.initial,
+            "history": [vars(row) for row in self.history], "initial": self.initial, "images": self.plan.n,
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, self.checkpoint_tensors(), progress)
 
@@ -222,6 +225,11 @@ class Trainer:
         if differing:
             raise MspcapsError(
                 f"{path} was written with another {differing[0]}; remove it, or name the run otherwise, to start anew"
+            )
+        if progress.get("images", self.plan.n) != self.plan.n:
+            raise MspcapsError(
+                f"{path} was written when there were {progress['images']:,} training images, and now there are "
+                f"{self.plan.n:,}; remove it to start anew"
             )
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
@@ -256,6 +264,7 @@ class Trainer:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
         self.load_masters()
+        self.model.about = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}  # type: ignore[assignment]
         return Result(self.recipe, self.model.eval(), self.history, entry, self.folder)
 
     def load_masters(self) -> None:

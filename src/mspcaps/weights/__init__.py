@@ -97,8 +97,8 @@ def weights_path(name_or_path: str | Path) -> Path:
 
 def find_weights(model: str, pretrained: str | Path) -> Path:
     """What `create_model(model, pretrained=...)` means: a data set whose weights are shipped, or a weights file."""
-    if isinstance(pretrained, str) and not _is_path(pretrained):
-        given = pretrained.removeprefix(f"{model}.")  # the whole name of a shipped file is fine too
+    given = str(pretrained).removeprefix(f"{model}.")  # the whole name of a shipped file is fine too
+    if isinstance(pretrained, str) and (f"{model}.{given}" in list_pretrained() or not _is_path(pretrained)):
         return pretrained_path(model, given)
     return Path(pretrained).expanduser()
 
