@@ -16,16 +16,19 @@ import torch
 
 import mspcaps
 from mspcaps.data import facts
+from mspcaps.models.initial import scale_initial_weights
 from mspcaps.models.pretrained import save_weights
 
 SOURCE = Path(__file__).parents[2] / "src"
 
 
 def weights(path: Path, name: str = "mspcaps_t", data: str = "fashionmnist", channels: int = 1) -> Path:
-    """An untrained model that says it was trained on a set of the catalog."""
+    """An untrained model for which images matter more than positions, as if it was trained on a set of the catalog."""
     torch.manual_seed(0)
     classes = list(facts(data).classes)
     model = mspcaps.create_model(name, num_classes=len(classes), in_chans=channels)
+    if name.startswith("mspcaps"):
+        scale_initial_weights(model, {"positions": 0.02})
     save_weights(path, model, classes=classes, recipe={"data": data})
     return path
 

@@ -11,7 +11,9 @@ from PIL import Image
 import mspcaps
 from mspcaps.cli import main
 from mspcaps.explain import explain
-from mspcaps.explain.files import free_name
+from mspcaps.explain.drawing import rectangle
+from mspcaps.explain.files import free_name, page_name
+from mspcaps.explain.geometry import Rect
 from mspcaps.explain.page import choose_classes, closeness, render
 from mspcaps.explain.tree import strongest_path
 from mspcaps.models.pretrained import save_weights
@@ -79,6 +81,18 @@ def test_which_classes_it_is_about():
     assert [node.index for node in path[1:4]] == middle.argsort(descending=True)[:3].tolist()
 
 
+def test_outlines_fit_into_small_patches():
+    assert '="-' not in rectangle(Rect(8, 4, 12, 8), "fine", width=6.0)
+
+
+def test_names_of_pages():
+    assert [page_name(Path(p)) for p in ("a.png", "../a.png", "cat/a.png", "/x/cat/a.b.png")] == [
+        "a", "a", "cat-a", "cat-a.b",
+    ]  # fmt: skip
+    taken: set[str] = set()
+    assert [free_name(name, taken) for name in ("a", "A", "b", "a")] == ["a", "A-2", "b", "a-3"]
+
+
 def test_words_for_the_distance():
     assert "far behind" in closeness(0.9, 0.1, "x") and "close behind" in closeness(0.9, 0.8, "x")
     assert "not sure" in closeness(0.2, 0.1, "x")
@@ -94,8 +108,8 @@ def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
     status = main(["explain", str(path), "one", "broken.png", "two/a.png", "--out", "pages", "--class", CLASSES[0]])
     spoken = capsys.readouterr()
     assert status == 1, "one of them failed"
-    assert sorted(page.name for page in (tmp_path / "pages").iterdir()) == ["a-2.html", "a.html"]
-    assert spoken.out.count("pages/a") == 2
+    assert sorted(page.name for page in (tmp_path / "pages").iterdir()) == ["one-a.html", "two-a.html"]
+    assert "pages/one-a.html" in spoken.out and "pages/two-a.html" in spoken.out
     assert "broken.png" in spoken.err and "Traceback" not in spoken.err
 
 
@@ -115,8 +129,3 @@ def test_the_command_refuses_with_a_sentence(name, words, sentence, tmp_path, mo
     err = capsys.readouterr().err
     assert re.search(sentence, " ".join(err.split())) and "Traceback" not in err
     assert not (tmp_path / "runs").exists()
-
-
-def test_names_of_pages():
-    taken: set[str] = set()
-    assert [free_name(stem, taken) for stem in ("a", "a", "b", "a")] == ["a", "a-2", "b", "a-3"]

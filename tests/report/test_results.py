@@ -143,12 +143,23 @@ def test_the_page_is_whole_and_says_the_same(ledger):
 
 
 def test_an_empty_ledger(tmp_path):
-    for folder in (tmp_path / "nowhere", tmp_path):
-        report = read_report(folder)
-        assert markdown.EMPTY in markdown.render(report)
-        assert markdown.EMPTY in markdown.readme_block(report)
-        assert markdown.EMPTY in results_page.render(report)
-        assert "88.71 | not trained yet" in markdown.render(report)
+    report = read_report(tmp_path)
+    assert markdown.EMPTY in markdown.render(report)
+    assert markdown.EMPTY in markdown.readme_block(report)
+    assert markdown.EMPTY in results_page.render(report)
+    assert "88.71 | not trained yet" in markdown.render(report)
+    assert "positions0.02" not in markdown.render(report), "a story of runs that this ledger does not have"
+    with pytest.raises(MspcapsError, match="there is no ledger folder"):
+        read_report(tmp_path / "nowhere")
+
+
+def test_files_of_others_are_not_replaced(ledger, tmp_path):
+    (tmp_path / "speed.md").write_text("my own notes")
+    with pytest.raises(MspcapsError, match=r"speed\.md is not from `mspcaps report`, which would replace it"):
+        write_report(ledger, tmp_path / "out.md", tmp_path / "page.html")
+    assert not (tmp_path / "out.md").exists() and (tmp_path / "speed.md").read_text() == "my own notes"
+    write_report(ledger, tmp_path / "here" / "out.md", tmp_path / "page.html")
+    write_report(ledger, tmp_path / "here" / "out.md", tmp_path / "page.html")  # its own it may
 
 
 def test_readme_block(ledger, tmp_path):

@@ -87,14 +87,15 @@ def compare(
     data = task.data()
     on_device = data.to(device)
     built: dict[str, EngineRun | EagerReference] = {}
+    form = default_form(device, World(), 0 if quick else EPOCHS * CIFAR10.train)  # that of a run as long as the paper's
     memory: dict[str, int] = {}
     makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
-        "ours": lambda: EngineRun(task.model(model), on_device, task),
+        "ours": lambda: EngineRun(task.model(model), on_device, task, form),
         "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
-        "resnet": lambda: EngineRun(task.model(other), on_device, task),
+        "resnet": lambda: EngineRun(task.model(other), on_device, task, form),
     }
-    others = [] if quick else [form for form in FORMS.get(device.type, ()) if form != default_form(device, World())]
-    makers |= {f"ours_{form}": partial(EngineRun, task.model(model), on_device, task, form) for form in others}
+    others = [] if quick else [other for other in FORMS.get(device.type, ()) if other != form]
+    makers |= {f"ours_{other}": partial(EngineRun, task.model(model), on_device, task, other) for other in others}
     for name, make in makers.items():
         say(f"preparing {name.replace('_', ', ')}")
         peak = PeakMemory(device)

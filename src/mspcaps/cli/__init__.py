@@ -1,6 +1,7 @@
 """The command line: words into calls of the Python API. This file has the way in and the way out, errors included."""
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -38,6 +39,9 @@ DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.ve
 def main(args: list[str] | None = None) -> int:
     """Exit status 0: done; 1: some of it failed; 2: one sentence on stderr says why not; 130: stopped by Ctrl-C."""
     args = sys.argv[1:] if args is None else args
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be what the terminal can show
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = run(args)
         sys.stdout.flush()
@@ -52,7 +56,8 @@ def main(args: list[str] | None = None) -> int:
     except OSError as error:
         return refuse(sentence(error))
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        lacks = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)  # GPU, CPU
+        if isinstance(error, MemoryError) or lacks:
             return refuse("there is not enough memory for this: a smaller batch, image size or model may fit")
         raise
 

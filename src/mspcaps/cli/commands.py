@@ -1,7 +1,11 @@
 """One typed function per command. What is heavy is imported inside, so that --help answers at once."""
 
+import os
+import signal
 import sys
+import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -105,8 +109,8 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     if not train:
         return
     print("Training the same model anew on the embedded 5,000 images of FashionMNIST.", flush=True)
-    with training_progress() as listener:
-        done = run(out, device, listener)
+    with resumable_progress() as (listener, stop):
+        done = run(out, device, listener, stop=stop)
     print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images named rightly.\n")
     print(f"The page:  {done.page}\n\nTry next:")
     print(f"  mspcaps predict {done.weights} PICTURE.png")
@@ -204,20 +208,8 @@ def train(
         return
     chosen = choose_recipe(recipe, changes)
     board = TensorBoard(log_dir) if log_dir else None
-    seen: dict[str, Trainer] = {}
-    try:
-        with training_progress() as bar:
-
-            def listener(trainer: "Trainer") -> None:
-                seen["trainer"] = trainer
-                bar(trainer)
-                if board:
-                    board(trainer)
-
-            result = run(chosen, device, form=form, out=out, results=results, listener=listener)
-    except KeyboardInterrupt:
-        print(how_to_resume(seen.get("trainer")), file=sys.stderr)
-        raise
+    with resumable_progress(board) as (listener, stop):
+        result = run(chosen, device, form=form, out=out, results=results, listener=listener, stop=stop)
     if result.entry:  # one process of several speaks
         accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
         best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
@@ -247,6 +239,42 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
     if scale:
         given["initial_scale"] = recipe.initial_scale | scale
     return override(recipe, **given)
+
+
+@contextmanager
+def resumable_progress(board: Listener | None = None) -> "Iterator[tuple[Listener, threading.Event]]":
+    """A listener that shows progress, and what Ctrl-C sets: the run then saves its checkpoint and ends, and the user is
+    told how to go on. A second Ctrl-C ends it at once.
+
+    KeyboardInterrupt alone would not do: raised while torch.compile looks for code that fits, it gets lost.
+    """
+    from mspcaps.training import Stopped
+
+    seen: dict[str, Trainer] = {}
+    stop = threading.Event()
+
+    def interrupted(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        with training_progress() as bar:
+
+            def listener(trainer: "Trainer") -> None:
+                seen["trainer"] = trainer
+                bar(trainer)
+                if board:
+                    board(trainer)
+
+            yield listener, stop
+    except (KeyboardInterrupt, Stopped):
+        print(how_to_resume(seen.get("trainer")), file=sys.stderr)
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def how_to_resume(trainer: "Trainer | None") -> str:
@@ -394,7 +422,7 @@ def report(
 
     Args:
         results: Folder of the ledger.
-        out: Where the Markdown goes.
+        out: Where the Markdown goes; ablations.md with its pictures and speed.md go beside it.
         page: Where the page goes.
         readme: Also rewrite the main table in this file, between its marks.
     """
@@ -402,6 +430,6 @@ def report(
     from mspcaps.report.results import write_report
 
     print(summary(write_report(results, out, page, readme)))
-    print(f"\nMarkdown:  {out}\nThe page:  {page.resolve()}")
+    print(f"\nMarkdown:  {out}, with ablations.md and speed.md beside it\nThe page:  {page.resolve()}")
     if readme:
         print(f"README:    {readme}")

@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from mspcaps.cli.commands import Maybe
+from mspcaps.cli.progress import counting
 from mspcaps.errors import MspcapsError
 
 
@@ -34,10 +35,11 @@ def explain(
     if not paths:
         raise MspcapsError("name at least one picture or folder")
     failed = 0
-    for written in write_pages(load_model(weights).to(choose_device(device)), paths, out, label):
-        if written.error is None:
-            print(f"{written.picture}: {written.answer}  {written.page}")
-        else:
-            print(f"error: {written.error}", file=sys.stderr)
-            failed += 1
+    with counting() as progress:
+        for written in write_pages(load_model(weights).to(choose_device(device)), paths, out, label, progress):
+            if written.error is None:
+                print(f"{written.picture}: {written.answer}  {written.page}")
+            else:
+                print(f"error: {written.error}", file=sys.stderr)
+                failed += 1
     return 1 if failed else 0

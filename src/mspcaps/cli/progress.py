@@ -112,7 +112,8 @@ def training_progress() -> Iterator[Listener]:
                 return
             shown = time.monotonic()
             now = meter.read(trainer)
-            accuracy = "" if now.accuracy is None else f" · test {now.accuracy:.1f} %"
+            measured = "held-out" if trainer.recipe.held_out else "test"
+            accuracy = "" if now.accuracy is None else f" · {measured} {now.accuracy:.1f} %"
             facts = f"{now.rate:,.0f} images/s · {clock(now.left)} left · loss {now.loss:.3f}{accuracy}"
             bar.update(task, completed=now.steps, total=now.of_steps, epoch=f"{now.epoch}/{now.epochs}", facts=facts)
 

@@ -140,6 +140,8 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
             raise MspcapsError(f"{item} is a link back to {item.resolve()}, which holds it")
+        if os.fsencode(item.name).decode("utf-8", "replace") != item.name:
+            raise MspcapsError(f"the name of the class folder {str(item)!a} is not UTF-8: rename it")
     if not folders:
         raise MspcapsError(f"{folder} holds no class folders; pictures belong into {folder}/CLASS/")
     return tuple(item.name for item in folders)

@@ -51,6 +51,7 @@ def kind_of(scale: int, scales: int) -> str:
 
 def rectangle(rect: Rect, kind: str, width: float) -> str:
     """An outline inside the rectangle, with a dark one under it so that it shows on any image."""
+    width = min(width, 0.4 * min(rect.right - rect.left, rect.bottom - rect.top))  # a patch of a large image is small
     inset = width / 2
     shape = (
         f'x="{rect.left + inset:g}" y="{rect.top + inset:g}" width="{rect.right - rect.left - width:g}" '

@@ -11,7 +11,7 @@ from mspcaps.capsules import CrossAgreementRouting, length, squash
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.blocks import Block, run_routing
 from mspcaps.explain.geometry import Scale
-from mspcaps.explain.heat import class_norms, effects
+from mspcaps.explain.heat import Progress, class_norms, effects
 from mspcaps.explain.tree import Grower, Node
 from mspcaps.models.mspcaps import MSPCaps
 
@@ -31,6 +31,7 @@ class Explanation:
     scales: tuple[Scale, ...]  # finest first
     blocks: tuple[Block, ...]
     model: MSPCaps  # a copy: effects are found when asked for, and training may go on meanwhile
+    progress: Progress = lambda done, of: None  # hears of the search for effects, which takes minutes for large images
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -50,7 +51,7 @@ class Explanation:
     @cached_property
     def all_effects(self) -> list[Tensor]:
         """[b, n_i, K] of every scale, finest first, found once for all classes (explain/heat.py)."""
-        return effects(self.model, self.images, self.scales)
+        return effects(self.model, self.images, self.scales, progress=self.progress)
 
     def label_numbers(self, label: Label) -> Tensor:
         """int64 [b]"""
@@ -87,7 +88,7 @@ class Explanation:
 
 
 @torch.no_grad()
-def explain(model: nn.Module, x: Tensor) -> Explanation:
+def explain(model: nn.Module, x: Tensor, progress: Progress = lambda done, of: None) -> Explanation:
     """Images in [0, 1], [b, c, h, w] -> their explanation, on the device of the model, which is left as it was."""
     frozen = copy.deepcopy(explainable(model)).eval()  # BatchNorm must not mix images of a batch, nor learn from them
     x = checked(frozen, x).to(next(frozen.parameters()).device)
@@ -98,7 +99,7 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
     )
     count = blocks[-1].couplings.shape[2]
     names = getattr(frozen, "about", {}).get("classes") or [str(label) for label in range(count)]
-    return Explanation(x, tuple(names), scales, blocks, frozen)
+    return Explanation(x, tuple(names), scales, blocks, frozen, progress)
 
 
 def explainable(model: nn.Module) -> MSPCaps:

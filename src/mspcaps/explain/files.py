@@ -1,7 +1,9 @@
 """From picture files to pages."""
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,8 +26,9 @@ class Written:
 
 
 def write_pages(
-    model: nn.Module, paths: Iterable[str | Path], out: Path, label: str | None = None
-) -> Iterator[Written]:
+    model: nn.Module, paths: Iterable[str | Path], out: Path, label: str | None = None,
+    progress: Callable[[str, int, int], None] = lambda picture, done, of: None,
+) -> Iterator[Written]:  # fmt: skip
     """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
     model = explainable(model)
     config, taken = model.config, set[str]()
@@ -40,19 +43,27 @@ def write_pages(
         except MspcapsError as error:
             yield Written(item.path, error=str(error))
             continue
-        found = explain(model, pixels[None].float() / 255)
+        name = os.fsencode(item.path.name).decode("utf-8", "replace")
+        found = explain(model, pixels[None].float() / 255, partial(progress, name))
         shown = choose_classes(found, 0, label)
-        page = out / f"{free_name(item.path.stem, taken)}.html"
-        write_page(page, found, 0, item.path.name, config["name"], shown[0])
+        page = out / f"{free_name(page_name(item.path), taken)}.html"
+        write_page(page, found, 0, name, config["name"], shown[0])
         winner = int(found.ranking[0, 0])
         yield Written(item.path, page, f"{found.classes[winner]} {float(found.lengths[0, winner]):.3f}")
 
 
-def free_name(stem: str, taken: set[str]) -> str:
-    """a, a-2, a-3: pictures of different folders may be called alike."""
-    name, number = stem, 1
-    while name in taken:
+def page_name(picture: Path) -> str:
+    """cat/000.png -> cat-000: pictures of different folders are often called alike."""
+    folder = picture.parent.name
+    name = f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """a, a-2, a-3; some disks take a and A for the same."""
+    free, number = name, 1
+    while free.casefold() in taken:
         number += 1
-        name = f"{stem}-{number}"
-    taken.add(name)
-    return name
+        free = f"{name}-{number}"
+    taken.add(free.casefold())
+    return free

@@ -14,7 +14,7 @@ The scales are asked apart, since their patches overlap: a whole on each level. 
 docs/explain.md has this measured against other ways.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from mspcaps.explain.blocks import run_routing
 from mspcaps.explain.geometry import Scale
 from mspcaps.models.mspcaps import MSPCaps
 
+Progress = Callable[[int, int], None]  # passes done, passes in all
 ORDERS = 4  # more are better and cost as much again; an even number, see orders_of
-TOGETHER = 32  # images in one pass through the model: more would take more memory and hardly less time
+PIXELS = 32 * 32 * 32  # in one pass through the model: more would take more memory and hardly less time
 
 
 @torch.no_grad()
@@ -42,11 +43,15 @@ def orders_of(n: int, count: int) -> Iterator[Tensor]:
         yield order.flip(0)
 
 
-def effects(model: MSPCaps, x: Tensor, scales: Sequence[Scale], orders: int = ORDERS) -> list[Tensor]:
+def effects(
+    model: MSPCaps, x: Tensor, scales: Sequence[Scale], orders: int = ORDERS, progress: Progress = lambda done, of: None
+) -> list[Tensor]:
     """Images [b, c, h, w], a model in evaluation mode -> [b, n_i, K] of every scale."""
     blank = model.normalize.mean.expand_as(x)
     ends = class_norms(model, blank[:1]).expand(len(x), -1), class_norms(model, x)  # nothing shown, all shown
     found = []
+    together = max(1, PIXELS // (len(x) * x.shape[2] * x.shape[3]))
+    passed, passes = 0, sum(orders * (scale.grid[0] * scale.grid[1] - 1) for scale in scales)
     for scale in scales:
         owners = scale.owners().to(x.device)  # [h, w]
         n = scale.grid[0] * scale.grid[1]
@@ -54,11 +59,12 @@ def effects(model: MSPCaps, x: Tensor, scales: Sequence[Scale], orders: int = OR
         for order in orders_of(n, orders):
             order = order.to(x.device)
             turns = order.argsort()[owners]  # [h, w]: when a pixel is uncovered
-            between = [
-                uncovered(model, x, blank, turns, done)
-                for done in torch.arange(1, n, device=x.device).split(max(1, TOGETHER // len(x)))
-                if len(done)  # not with a single patch
-            ]
+            between = []
+            for done in torch.arange(1, n, device=x.device).split(together):
+                if len(done):  # not with a single patch
+                    between.append(uncovered(model, x, blank, turns, done))
+                    passed += len(done)
+                    progress(passed, passes)
             walk = torch.cat([ends[0][None], *between, ends[1][None]])  # [n + 1, b, K]
             total[order] += walk.diff(dim=0) / orders
         found.append(total.transpose(0, 1))

@@ -1,7 +1,8 @@
 """The first run, on the embedded images: what shipped weights say about them, then a model trained from nothing, with a
 page about each."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mspcaps.data.catalog import SAMPLE
 from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.models.pretrained import load_model
 from mspcaps.report.page import Page, write_page
-from mspcaps.training import Recipe, Result, Trainer, choose_device, load_recipe, train
+from mspcaps.training import Epoch, Recipe, Result, Trainer, choose_device, load_recipe, train
 from mspcaps.weights import Card, pretrained_path, read_card
 
 SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
@@ -33,6 +34,8 @@ class Recorder:
         self.then, self.steps, self.total = then, 0, 0.0  # of the current epoch so far
 
     def __call__(self, trainer: Trainer) -> None:
+        if not self.losses:  # of the epochs before a run was resumed the means are known
+            self.losses = means(trainer.history)
         steps, total = trainer.steps_done, trainer.step.loss_sum.item()  # both are zero between epochs
         if steps > self.steps:
             place = trainer.epoch + steps / trainer.plan.steps
@@ -41,22 +44,29 @@ class Recorder:
         self.then(trainer)
 
 
+def means(history: Sequence[Epoch]) -> list[tuple[float, float]]:
+    return [(float(row.epoch), row.loss) for row in history]
+
+
 def quickstart(
     out: Path,
     device: str | None = None,
     listener: Callable[[Trainer], None] = lambda trainer: None,
     recipe: Recipe | None = None,
+    stop: threading.Event | None = None,
 ) -> Quickstart:
     """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
     recorder = Recorder(listener)
     # a ledger of its own: trials do not belong into results/
-    result = train(recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder)
+    result = train(
+        recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder, stop=stop
+    )
     size = result.recipe.image_size
     data = load_dataset(result.recipe.data, "test", size)
     found = evaluate(result.model, data)
     weights = result.folder / "last.safetensors"
     page = out / "index.html"
-    write_page(page, describe(result, found, recorder.losses, weights))
+    write_page(page, describe(result, found, recorder.losses or means(result.history), weights))
     return Quickstart(page.resolve(), weights, found)
 
 

@@ -7,6 +7,7 @@ from mspcaps.files import around_marks, write_atomically
 from mspcaps.report import markdown, results_page
 from mspcaps.report.conclusions import CLAIMS, groups_of, lines
 from mspcaps.report.dots import dot_chart
+from mspcaps.report.grid import GENERATED
 from mspcaps.report.runs import read_ledger
 from mspcaps.report.speed import render_speed
 from mspcaps.report.tables import Report, build
@@ -26,13 +27,16 @@ def write_report(
     """Write the report as Markdown (the ablations beside it, with their pictures) and as a page, and the block of a
     README between its marks."""
     report = read_report(results)
-    quoting = quoted(readme, report) if readme else ""  # a README without marks is refused before anything is written
-    write_atomically(out, markdown.render(report))
-    for name, text in (ablation_files(report) | {"speed.md": render_speed(results)}).items():
-        write_atomically(out.parent / name, text)
-    write_atomically(page, results_page.render(report))
+    beside = ablation_files(report) | {"speed.md": render_speed(results)}
+    files = {out: markdown.render(report)} | {out.parent / name: text for name, text in beside.items()}
+    for path in (path for path in files if path.suffix == ".md" and path.is_file()):
+        if not path.read_text(encoding="utf-8", errors="replace").startswith(GENERATED):
+            raise MspcapsError(f"{path} is not from `mspcaps report`, which would replace it: choose another --out")
     if readme:
-        write_atomically(readme, quoting)
+        files[readme] = quoted(readme, report)  # a README without marks is refused before anything is written
+    for path, text in files.items():
+        write_atomically(path, text)
+    write_atomically(page, results_page.render(report))
     return report
 
 

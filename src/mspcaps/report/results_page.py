@@ -100,7 +100,7 @@ def row_html(row: Row, table: Table) -> str:
         elif head == HEADS[3]:
             kind += verdict(row)
         cells += f'<td class="{kind}" data-head="{escape(head)}">{unbroken(cell)}</td>'
-    how = f"<code>{escape(command)}</code>" + (f"<span>{escape(time)}</span>" if row.group else "")
+    how = (f"<code>{escape(command)}</code>" if command else "") + (f"<span>{escape(time)}</span>" if row.group else "")
     width = len(table.heads) + FIGURES
     return f'<tr>{setting}{cells}</tr><tr class="how"><td colspan="{width}"><div>{how}</div></td></tr>'
 
@@ -162,11 +162,12 @@ def curve_pair(row: Row) -> str:
     runs, name = row.group.runs, f"{row.model} on {row.dataset}"
     loss = loss_chart([run.losses for run in runs], f"Loss of {name}")
     paper = row.figure.accuracy if row.figure else None
-    accuracy = accuracy_chart([run.accuracies for run in runs], f"Test accuracy of {name}", paper)
+    measured = "held-out" if runs[0].recipe["held_out"] else "test"
+    accuracy = accuracy_chart([run.accuracies for run in runs], f"{measured.capitalize()} accuracy of {name}", paper)
     title = row.setting[0] if len(row.setting) == 1 else " · ".join(dict.fromkeys((row.model, *row.setting[1:])))
     return (
         f'<h3 class="of">{escape(title)}</h3><div class="pair">'
-        f"<figure><h3>Accuracy on the test images, in percent</h3>{accuracy}</figure>"
+        f"<figure><h3>Accuracy on the {measured} images, in percent</h3>{accuracy}</figure>"
         f"<figure><h3>Margin loss on the training images, logarithmic</h3>{loss}</figure></div>"
     )
 

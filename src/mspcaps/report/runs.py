@@ -97,9 +97,9 @@ class Group:
 
 
 def read_ledger(folder: Path) -> list[Run]:
-    """Every entry below the folder, in the order of the tables; none if the folder is not there."""
-    if folder.exists() and not folder.is_dir():
-        raise MspcapsError(f"{folder} is a file, but the ledger is a folder")
+    """Every entry below the folder, in the order of the tables."""
+    if not folder.is_dir():
+        raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` makes one, --results names it")
     runs = [read_run(path, folder) for path in folder.glob("*/*/*.json")]
     order = {name: place for place, name in enumerate(CATALOG)}
     return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))

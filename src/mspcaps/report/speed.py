@@ -22,6 +22,8 @@ def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     for path in sorted((results / "bench").glob("*.json")):
         try:
             found.append(json.loads(path.read_text(encoding="utf-8")))
+            if missing := [key for key in ("what", "model", "quick", "environment") if key not in found[-1]]:
+                raise ValueError(f"it has no {missing[0]!r}")
         except (OSError, ValueError) as error:
             raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`: {error}") from error
     order = ["train", "infer"]
@@ -75,7 +77,8 @@ def agreement(results: Path) -> list[str]:
 def render_speed(results: Path) -> str:
     """docs/speed.md."""
     parts = [GENERATED, "", "# Speed", "", INTRODUCTION]
-    for result in read_benchmarks(results):
+    measured = read_benchmarks(results)
+    for result in measured:
         what = "Training" if result["what"] == "train" else "Inference"
         parts += ["", f"## {what}: `{result['model']}` on {result['environment']['device']}"]
         if result["what"] == "train":
@@ -85,7 +88,8 @@ def render_speed(results: Path) -> str:
         for heads, rows in shown:
             parts += ["", *grid(heads, rows, right=range(1, len(heads)))]
         parts += ["", *(f"- {note[0].upper()}{note[1:]}" for note in map(escaped, notes))]
-    parts += ["", "## Several runs on one GPU", "", SIDE_BY_SIDE]
+    if any("packed" in result for result in measured):
+        parts += ["", "## Several runs on one GPU", "", SIDE_BY_SIDE]
     parts += agreement(results)
     return "\n".join(parts) + "\n"
 

@@ -6,7 +6,7 @@ from html import escape
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 270
-LEFT, RIGHT, TOP, BOTTOM = 50, 22, 18, 42
+LEFT, RIGHT, TOP, BOTTOM = 58, 22, 18, 42
 
 
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -21,8 +21,8 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 3, 10, 30, ... around two positive numbers."""
-    steps = [m * 10.0**power for power in range(-9, 10) for m in (1, 3)]
+    """1, 3, 10, 30, ... around two positive numbers; over more than three decades 1, 10, 100, ..."""
+    steps = [m * 10.0**power for power in range(-9, 10) for m in ((1, 3) if high < 1000 * low else (1,))]
     first = max((i for i, t in enumerate(steps) if t <= low), default=0)
     last = min((i for i, t in enumerate(steps) if t >= high), default=len(steps) - 1)
     return steps[first : max(last, first + 1) + 1]

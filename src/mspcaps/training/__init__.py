@@ -13,11 +13,15 @@ __all__ = [
 ]  # fmt: skip
 
 
+class Stopped(MspcapsError):
+    """A run that was told to stop."""
+
+
 def train(recipe: Recipe | str, device: str | None = None, **options: Any) -> Result:
     """Train a recipe, by name, TOML path or object, from its checkpoint if there is one; options as for `Trainer`."""
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
     result = Trainer(recipe, choose_device(device), **options).run()
     if result is None:
-        raise MspcapsError("the run was told to stop before its end; its checkpoint is kept")
+        raise Stopped("the run was told to stop before its end; its checkpoint is kept")
     return result

@@ -286,7 +286,7 @@ class Trainer:
             "epochs": self.recipe.epochs,
             "accuracy": {"last": self.history[-1].accuracy, "best": best.accuracy, "best_epoch": best.epoch},
             "curve": {
-                "loss": [round(row.loss, 6) for row in self.history],
+                "loss": [float(f"{row.loss:.6g}") for row in self.history],
                 "accuracy": [round(row.accuracy, 4) for row in self.history],
             },
             "measured_on": f"{self.recipe.held_out:,} held-out training images" if self.recipe.held_out else "test",
