@@ -42,6 +42,11 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
     return tables
 
 
+def grown_eager(result: dict[str, Any]) -> bool:
+    """Compiling for every size would take longer than measuring."""
+    return "scaling" in result and result["variants"]["ours"]["form"] == "compiled"
+
+
 def training_notes(result: dict[str, Any]) -> list[str]:
     matmul, ratios = result["matmul"], result["ratios"]
     n, environment = matmul["n"], result["environment"]
@@ -52,6 +57,7 @@ def training_notes(result: dict[str, Any]) -> list[str]:
         f"images like CIFAR-10's; a {matmul['precision']} matrix product of {n} x {n} reaches "
         f"{number(matmul['tflops'])} TFLOP/s",
         "* derived from the ms per step",
+        *(["how cost grows was measured in the eager form"] if grown_eager(result) else []),
         *busy_note(environment),
     ]
 
