@@ -244,24 +244,12 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
 @contextmanager
 def resumable_progress(board: Listener | None = None) -> "Iterator[tuple[Listener, threading.Event]]":
     """A listener that shows progress, and what Ctrl-C sets: the run then saves its checkpoint and ends, and the user is
-    told how to go on. A second Ctrl-C ends it at once.
-
-    KeyboardInterrupt alone would not do: raised while torch.compile looks for code that fits, it gets lost.
-    """
+    told how to go on."""
     from mspcaps.training import Stopped
 
     seen: dict[str, Trainer] = {}
-    stop = threading.Event()
-
-    def interrupted(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
-
-    before = signal.signal(signal.SIGINT, interrupted)
     try:
-        with training_progress() as bar:
+        with training_progress() as bar, interruptible() as stop:
 
             def listener(trainer: "Trainer") -> None:
                 seen["trainer"] = trainer
@@ -273,6 +261,26 @@ def resumable_progress(board: Listener | None = None) -> "Iterator[tuple[Listene
     except (KeyboardInterrupt, Stopped):
         print(how_to_resume(seen.get("trainer")), file=sys.stderr)
         raise KeyboardInterrupt from None
+
+
+@contextmanager
+def interruptible() -> "Iterator[threading.Event]":
+    """What Ctrl-C sets, so that runs can end in order; a second Ctrl-C ends everything at once.
+
+    KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
+    and a thread that is just being started is left behind.
+    """
+    stop = threading.Event()
+
+    def interrupted(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -307,13 +315,13 @@ def sweep(
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
     lines: Listener = Lines(every=30.0, named=True)
-    try:
+    with interruptible() as stop:
         outcomes = run_sweep(
-            recipes, choose_device(device), seconds, out, results, partial(print, flush=True), lines, weights_path
+            recipes, choose_device(device), seconds, out, results, partial(print, flush=True), lines, weights_path, stop
         )
-    except KeyboardInterrupt:
+    if stop.is_set():
         print(f"stopped; the same command continues from the checkpoints in {out}", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt
     counts = Counter(outcome.state for outcome in outcomes)
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     return 1 if counts["failed"] else 0

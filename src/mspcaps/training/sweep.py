@@ -93,16 +93,18 @@ def run_sweep(
     report: Report = print,
     listener: Listener = lambda trainer: None,
     find_weights: FindWeights = lambda file: Path(file).expanduser(),
+    stop: threading.Event | None = None,
 ) -> list[Outcome]:
     """Runs what the ledger lacks, in order, as many at a time as fit.
 
-    Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell.
+    Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell. When `stop` is set, runs save
+    their checkpoints and end.
     """
     deadline = time.monotonic() + budget
     outcomes = [Outcome(r, "known") for r in recipes if is_in_ledger(results, r)]
     waiting = [r for r in recipes if not is_in_ledger(results, r)]
     running: dict[Future[Outcome], float] = {}
-    stop = threading.Event()
+    stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {recipe.model: share_of_device(recipe.model, device) for recipe in waiting}
     report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
@@ -111,7 +113,7 @@ def run_sweep(
         while waiting or running:
             for recipe in list(waiting):
                 share = shares[recipe.model]
-                if sum(running.values()) + share > 1:
+                if sum(running.values()) + share > 1 or stop.is_set():
                     break
                 waiting.remove(recipe)
                 try:
@@ -126,6 +128,8 @@ def run_sweep(
                 work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights, stop)
                 running[pool.submit(_one, *work)] = share
             if not running:
+                if stop.is_set():
+                    break
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
@@ -133,7 +137,7 @@ def run_sweep(
                 outcome = future.result()
                 outcomes.append(outcome)
                 report(f"{outcome.name} {outcome.state} {outcome.detail}")
-    return outcomes
+    return outcomes + [Outcome(recipe, "left", "it was told to stop") for recipe in waiting]
 
 
 _idle: dict[torch.device, list[torch.cuda.Stream]] = {}  # streams that no run has now
