@@ -38,9 +38,9 @@ class Shelf:
         for path in weights:
             model = self._checked(load_model(path), str(path))
             self._models[self._free(f"{title_of(model)} · {path.name}", path)] = model
-        for name in list_pretrained():
-            card = read_card(name)
-            self._shipped[f"{card.model} · {set_title(card.dataset)}"] = name
+        cards = [read_card(name) for name in list_pretrained()]
+        for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # large ones take seconds
+            self._shipped[f"{card.model} · {set_title(card.dataset)}"] = card.name
         if not self.names:
             raise MspcapsError(
                 "there is no model to show: no weights come with this version of mspcaps, so name a .safetensors file "
