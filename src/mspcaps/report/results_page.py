@@ -88,7 +88,7 @@ def head_cells(heads: Sequence[str], left: int) -> str:
 def row_html(row: Row, table: Table) -> str:
     """Two lines: the figures; what made them and in what time. A narrow screen shows each figure with its heading."""
     named = [*zip(table.heads, row.setting, strict=True)]
-    setting = "".join(f'<td data-head="{escape(head)}">{escape(cell)}</td>' for head, cell in named)
+    setting = "".join(f'<td data-head="{escape(head)}">{breakable(cell)}</td>' for head, cell in named)
     cells = ""
     *figures, time, command = row.cells
     for head, cell in zip(HEADS[:FIGURES], figures, strict=True):
@@ -103,6 +103,11 @@ def row_html(row: Row, table: Table) -> str:
     how = (f"<code>{escape(command)}</code>" if command else "") + (f"<span>{escape(time)}</span>" if row.group else "")
     width = len(table.heads) + FIGURES
     return f'<tr>{setting}{cells}</tr><tr class="how"><td colspan="{width}"><div>{how}</div></td></tr>'
+
+
+def breakable(name: str) -> str:
+    """The long name of a recipe may go on in the next line between its parts."""
+    return re.sub(r"([+=,])", r"\1&#8203;", escape(name))
 
 
 def verdict(row: Row) -> str:
