@@ -109,7 +109,7 @@ def run_sweep(
     shares = {recipe.model: share_of_device(recipe.model, device) for recipe in waiting}
     report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
     with ThreadPoolExecutor(max_workers=4) as pool, ExitStack() as leaving:
-        leaving.callback(stop.set)  # after an interrupt, runs that go on save their checkpoints and end
+        leaving.push(lambda error, *_: stop.set() if error else None)  # runs that go on save their checkpoints and end
         while waiting or running:
             for recipe in list(waiting):
                 share = shares[recipe.model]
