@@ -22,10 +22,15 @@ METADATA_FILE = "metadata.json"  # inside a .pt2 file
 T = TypeVar("T")
 
 
+def at_rest(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, in fp32, on the CPU: a GPU may round more than files may differ."""
+    return copy.deepcopy(model).to("cpu", torch.float32).eval()
+
+
 def traced(model: nn.Module) -> ExportedProgram:
-    """The forward pass in evaluation mode, in fp32, on the CPU; the caller's model is left alone."""
+    """The forward pass of `at_rest`."""
     config: Any = model.config
-    twin = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    twin = at_rest(model)
     example = torch.zeros(2, config["in_chans"], *config["img_size"])  # of a batch of 1 the 1 would be taken as fixed
     return attempt(lambda: torch.export.export(twin, (example,), dynamic_shapes=({0: Dim("batch")},)), config["name"])
 

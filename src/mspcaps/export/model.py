@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.export.graphs import onnx_runner, pt2_runner, to_onnx, to_pt2, traced
+from mspcaps.export.graphs import at_rest, onnx_runner, pt2_runner, to_onnx, to_pt2, traced
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.files import write_atomically
@@ -94,20 +94,17 @@ def check_parity(
 ) -> dict[int, float]:
     """Batch -> largest difference of a score, on random images; a sentence if one is too large."""
     generator, differences = torch.Generator().manual_seed(0), {}
-    parameter, was_training = next(model.parameters()), model.training
-    model.eval()
+    model = at_rest(model)
     for batch in BATCHES:
         images = torch.rand(batch, about.channels, *about.img_size, generator=generator)
-        expected = model(images.to(parameter.device, parameter.dtype)).float().cpu().numpy()
+        expected = model(images).numpy()
         found = run(images.numpy())
         largest = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
         allowed = tolerance * max(1.0, float(np.abs(expected).max()))
         if not largest <= allowed:  # also when it is not a number
-            model.train(was_training)
             raise MspcapsError(
                 f"the exported {about.model} differs from PyTorch by {largest:.1e} at batch {batch}, but may by "
                 f"{allowed:.0e} only: nothing was written"
             )
         differences[batch] = largest
-    model.train(was_training)
     return differences
