@@ -70,6 +70,11 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
         os.close(handle)
 
 
+def readable(name: str) -> str:
+    """The name of a file as UTF-8 text: the system allows names that are none."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, read in pieces."""
     digest = hashlib.sha256()

@@ -94,8 +94,8 @@ def compare(
         "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
         "resnet": lambda: EngineRun(task.model(other), on_device, task, form),
     }
-    others = [] if quick else [other for other in FORMS.get(device.type, ()) if other != form]
-    makers |= {f"ours_{other}": partial(EngineRun, task.model(model), on_device, task, other) for other in others}
+    others = [] if quick else [also for also in FORMS.get(device.type, ()) if also != form]
+    makers |= {f"ours_{also}": partial(EngineRun, task.model(model), on_device, task, also) for also in others}
     for name, make in makers.items():
         say(f"preparing {name.replace('_', ', ')}")
         peak = PeakMemory(device)

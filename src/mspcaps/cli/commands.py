@@ -202,6 +202,7 @@ def train(
     """
     from mspcaps import train as run
     from mspcaps.training import list_recipes
+    from mspcaps.training.recipe import measured_on
 
     if list:
         print("\n".join(list_recipes()))
@@ -213,7 +214,7 @@ def train(
     if result.entry:  # one process of several speaks
         accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
         best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
-        where = "held-out" if result.recipe.held_out else "test"
+        where = measured_on(result.recipe.held_out)
         print(f"{where} accuracy {accuracy['last']:.2f} % after the last epoch, {best}; trained for {clock(seconds)}")
         print(f"weights: {result.folder / 'last.safetensors'}")
 

@@ -101,6 +101,8 @@ def training_progress() -> Iterator[Listener]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+    from mspcaps.training.recipe import measured_on
+
     console = Console(highlight=False)
     columns = [TextColumn("epoch {task.fields[epoch]}"), BarColumn(bar_width=None), TaskProgressColumn()]
     with Progress(*columns, TextColumn("{task.fields[facts]}"), console=console, expand=True) as bar:
@@ -112,7 +114,7 @@ def training_progress() -> Iterator[Listener]:
                 return
             shown = time.monotonic()
             now = meter.read(trainer)
-            measured = "held-out" if trainer.recipe.held_out else "test"
+            measured = measured_on(trainer.recipe.held_out)
             accuracy = "" if now.accuracy is None else f" · {measured} {now.accuracy:.1f} %"
             facts = f"{now.rate:,.0f} images/s · {clock(now.left)} left · loss {now.loss:.3f}{accuracy}"
             bar.update(task, completed=now.steps, total=now.of_steps, epoch=f"{now.epoch}/{now.epochs}", facts=facts)
@@ -159,8 +161,9 @@ class TensorBoard:
 
     def __call__(self, trainer: "Trainer") -> None:
         if self.writer is None:
-            recipe = trainer.recipe
-            self.writer = self.make(str(self.folder / recipe.dataset / recipe.model / recipe.run_name))
+            from mspcaps.training.checkpoint import run_folder
+
+            self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
         for row in trainer.history[self.written :]:
             for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
                 self.writer.add_scalar(name, value, row.epoch)

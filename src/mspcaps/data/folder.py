@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
+from mspcaps.files import readable
 from mspcaps.pictures import SUFFIXES, read_form, read_picture
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
             raise MspcapsError(f"{item} is a link back to {item.resolve()}, which holds it")
-        if os.fsencode(item.name).decode("utf-8", "replace") != item.name:
+        if readable(item.name) != item.name:
             raise MspcapsError(f"the name of the class folder {str(item)!a} is not UTF-8: rename it")
     if not folders:
         raise MspcapsError(f"{folder} holds no class folders; pictures belong into {folder}/CLASS/")

@@ -1,6 +1,5 @@
 """From picture files to pages."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from torch import nn
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import explain, explainable
 from mspcaps.explain.page import choose_classes, write_page
+from mspcaps.files import readable
 from mspcaps.pictures import picture_files, read_picture
 
 
@@ -43,7 +43,7 @@ def write_pages(
         except MspcapsError as error:
             yield Written(item.path, error=str(error))
             continue
-        name = os.fsencode(item.path.name).decode("utf-8", "replace")
+        name = readable(item.path.name)
         found = explain(model, pixels[None].float() / 255, partial(progress, name))
         shown = choose_classes(found, 0, label)
         page = out / f"{free_name(page_name(item.path), taken)}.html"
@@ -55,8 +55,7 @@ def write_pages(
 def page_name(picture: Path) -> str:
     """cat/000.png -> cat-000: pictures of different folders are often called alike."""
     folder = picture.parent.name
-    name = f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem
-    return os.fsencode(name).decode("utf-8", "replace")
+    return readable(f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem)
 
 
 def free_name(name: str, taken: set[str]) -> str:

@@ -10,6 +10,7 @@ from mspcaps.report.markdown import EMPTY, RUN_HEADS, run_cells
 from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Run
 from mspcaps.report.tables import HEADS, NONE, NOT_TRAINED, Report, Row, Table, comparison, notes, quoted_notes
+from mspcaps.training.recipe import measured_on
 
 FIGURES = len(HEADS) - 2  # training time and command stand below them
 TITLE = "mspcaps · the paper's tables, trained again"
@@ -167,7 +168,7 @@ def curve_pair(row: Row) -> str:
     runs, name = row.group.runs, f"{row.model} on {row.dataset}"
     loss = loss_chart([run.losses for run in runs], f"Loss of {name}")
     paper = row.figure.accuracy if row.figure else None
-    measured = "held-out" if runs[0].recipe["held_out"] else "test"
+    measured = measured_on(runs[0].recipe["held_out"])
     accuracy = accuracy_chart([run.accuracies for run in runs], f"{measured.capitalize()} accuracy of {name}", paper)
     title = row.setting[0] if len(row.setting) == 1 else " · ".join(dict.fromkeys((row.model, *row.setting[1:])))
     return (

@@ -8,7 +8,7 @@ from mspcaps.training.setup import choose_device
 from mspcaps.training.trainer import Epoch, Result, Trainer
 
 __all__ = [
-    "Epoch", "Recipe", "Result", "Trainer", "choose_device", "list_recipes", "load_recipe", "override",
+    "Epoch", "Recipe", "Result", "Stopped", "Trainer", "choose_device", "list_recipes", "load_recipe", "override",
     "recipe_from_dict", "train",
 ]  # fmt: skip
 

@@ -86,6 +86,11 @@ class Recipe:
         return dataclasses.asdict(self)
 
 
+def measured_on(held_out: int) -> str:
+    """What kind of images a run's accuracy is of, in a word."""
+    return "held-out" if held_out else "test"
+
+
 def recipe_folder() -> Path:
     """recipes/ of the installed package, or of the source tree."""
     package = Path(__file__).parent.parent

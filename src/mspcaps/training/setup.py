@@ -20,7 +20,7 @@ from mspcaps.training.recipe import Recipe
 from mspcaps.training.step import Form, Step, compiler_works
 
 SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
-WORTH_COMPILING = 1_000_000  # images to train on: half a minute of compiling against a few percent of half an hour
+WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
 MEASURED = 2000  # own images that mean and deviation are taken from
 
 
