@@ -12,9 +12,11 @@ from mspcaps.benchmarks.tables import number
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
 from mspcaps.report import markdown, results_page
-from mspcaps.report.conclusions import CLAIMS, groups_of, sentences
-from mspcaps.report.curves import accuracy_chart, loss_chart
+from mspcaps.report.conclusions import CLAIMS, comparisons, groups_of
+from mspcaps.report.curves import accuracy_chart, loss_chart, tick_words
+from mspcaps.report.difference import quantile
 from mspcaps.report.dots import Line, dot_chart
+from mspcaps.report.missed import missed
 from mspcaps.report.results import ablation_files, quoted, read_report, write_report
 from mspcaps.report.runs import Spread, read_ledger
 from mspcaps.report.speed import read_benchmarks, render_speed
@@ -50,7 +52,7 @@ def test_figures(ledger):
     assert printed == "88.71"
     assert ours == f"{last.mean:.2f} ± {last.deviation:.2f} (n = 3)" == "88.40 ± 0.26 (n = 3)"
     assert ours_best == f"{best.mean:.2f} ± {best.deviation:.2f}" == "88.80 ± 0.10"
-    assert difference == "+0.09 (+0.9 sd)"
+    assert difference == "+0.09"
     assert parameters == "344,320"
     assert training == "110 s, a GPU"
     assert command == f"mspcaps train {T}"
@@ -111,9 +113,7 @@ def test_a_field_younger_than_a_run_does_not_part_it_from_its_recipe(ledger):
 
 def test_markdown(ledger):
     text = markdown.render(read_report(ledger))
-    assert (
-        "| CIFAR-10 | 88.71 | 88.40 ± 0.26 (n = 3) | 88.80 ± 0.10 | +0.09 (+0.9 sd) | 344,320 | 110 s, a GPU |" in text
-    )
+    assert "| CIFAR-10 | 88.71 | 88.40 ± 0.26 (n = 3) | 88.80 ± 0.10 | +0.09 | 344,320 | 110 s, a GPU |" in text
     assert "| CapsNet | quoted | 6.8M | 99.45 | 93.96 | 74.88 |" in text
     assert "| DA-CapsNet | quoted | 7M\\* |" in text
     assert "| **MSPCaps-T** | ours, last epoch | 344,320 | not trained yet | not trained yet | 88.40 ± 0.26 |" in text
@@ -219,6 +219,7 @@ def test_charts():
     assert chart.count("<polyline") == 3
     assert "paper 88.00" in chart
     assert loss_chart([[0.0]], "x").count("<polyline") == 1, "a loss of zero has no logarithm"
+    assert [tick_words(tick) for tick in (1, 0.003, 1e-4, 3e-12)] == ["1", "0.003", "10⁻⁴", "3·10⁻¹²"]
 
 
 def test_command(ledger, tmp_path, monkeypatch, capsys):
@@ -241,29 +242,72 @@ def test_no_figure_was_typed_by_hand(name):
 
 
 def claims(ledger):
-    return {claim.title: sentences(claim, groups_of(read_ledger(ledger))) for claim in CLAIMS}
+    return {claim.title: [*map(str, comparisons(claim, groups_of(read_ledger(ledger))))] for claim in CLAIMS}
 
 
 def test_conclusions_are_judged_against_the_spread_of_the_seeds(ledger):
-    """Standard error of a difference, worked out by hand: seeds 88.6, 88.5, 88.1 against ones around 87 or 88.3."""
+    """Welch's interval, worked out by hand: seeds 88.6, 88.5, 88.1 against ones around 87 or 88.3."""
     for seed, last in enumerate((87.1, 87.0, 86.9)):
         enter(ledger, entry("paper/cifar10/mspcaps_t_scale8", [80.0, last], seed))
     for seed, last in enumerate((88.2, 88.4, 88.3)):
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
-    error = ((0.07 + 0.01) / 3) ** 0.5  # variances of the two sets of seeds
+    margin = 3.5154 * ((0.07 + 0.01) / 3) ** 0.5  # t for 2.56 degrees of freedom; variances of the two sets of seeds
     first = claims(ledger)["Several scales help"][0]
-    assert f"a difference of +1.40, {1.4 / error:.1f} standard errors. **Holds.**" in first
+    interval = f"95 % interval +{1.4 - margin:.2f} to +{1.4 + margin:.2f}"
+    assert f"a difference of +1.40 ({interval}). **Holds.**" in first
     assert "the paper has 88.71 and 87.48 (+1.23); here it is 88.40 ± 0.26 (n = 3) and 87.00 ± 0.10 (n = 3)" in first
-    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("within the spread of the seeds.**")
+    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Too close to tell.**")
     single = claims(ledger)["Cross-agreement beats dynamic routing"]
     assert single[0].endswith("**Points that way, but one run tells nothing of the spread.**")
     assert single[1].endswith("`mspcaps_l` and `mspcaps_l_dr` are not trained yet.")
 
 
 def test_a_conclusion_can_fail(ledger):
-    for seed, last in enumerate((91.1, 91.0, 90.9)):
+    for seed, last in enumerate((91.1, 91.0, 90.9)):  # 2.56 degrees of freedom, as above
         enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
-    assert "does not hold: it is the other way round" in claims(ledger)["What the routing itself is worth"][2].lower()
+        enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
+    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Does not hold: it is the other way round.**")
+    assert claims(ledger)["What the routing itself is worth"][2].endswith("**Linear head is better.**")
+    text = ablation_files(read_report(ledger))["ablations.md"]
+    assert "| T, shared against T, own | +1.12 | −2.60 | −3.17 to −2.03 | does not hold: it is the other way" in text
+    assert CLAIMS[-1].else_ in text
+
+
+def test_what_routing_is_worth_is_not_doubted_before_it_was_tried_nor_where_it_wins(ledger):
+    assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
+    for seed, last in enumerate((84.1, 84.0, 83.9)):
+        enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
+    assert claims(ledger)["What the routing itself is worth"][2].endswith("**Cross-agreement, maximum is better.**")
+    assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
+
+
+@pytest.mark.parametrize(("freedom", "printed"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (120, 1.980)])
+def test_students_t_is_that_of_printed_tables(freedom, printed):
+    assert quantile(freedom) == pytest.approx(printed, abs=6e-4)
+
+
+def test_a_missed_figure_tells_what_was_tried(ledger):
+    assert missed(read_report(ledger)) == [], "88.80 against 88.71"
+    for seed in range(3):
+        enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.5], seed))
+    (one,) = missed(read_report(ledger))
+    assert "best epochs is 99.50, the paper has 99.69. That is 0.19 points or 19 of 10,000 images" in one.sentence
+    assert (one.trials, one.found) == ((), "Nothing else has been tried yet.")
+    trials = {"": {}, "+initial_scale=votes2.0": {"votes": 2.0}, "+initial_scale=votes4.0": {"votes": 4.0}}
+    for (suffix, scale), centre in zip(trials.items(), (99.0, 99.3, 98.9), strict=True):
+        for seed in range(3):
+            trial = entry("paper/mnist/mspcaps_t", [98.0, centre + 0.05 * (seed - 1)], seed)
+            trial["recipe"] |= {"name": f"paper+held_out=9{suffix}", "held_out": 9, "initial_scale": scale}
+            enter(ledger, trial)
+    report = read_report(ledger)
+    (one,) = missed(report)
+    assert one.sentence.endswith("the recipe as it is reaches 99.00 ± 0.05 (n = 3):")
+    margin = 2.776 * 0.05 * (2 / 3) ** 0.5
+    first = f"initial votes × 2: 99.30 ± 0.05 (n = 3), +0.30 (95 % interval +{0.3 - margin:.2f} to +{0.3 + margin:.2f})"
+    assert one.trials[0] == first
+    assert one.found == "Clearly better: initial votes × 2."
+    for text in (markdown.render(report), results_page.render(report).replace("&nbsp;", " ")):
+        assert first in text and one.found in text
 
 
 def test_the_picture_of_a_conclusion_shows_every_run_where_it_belongs():

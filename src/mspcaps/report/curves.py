@@ -24,6 +24,15 @@ def accuracy_chart(seeds: Sequence[Sequence[float]], label: str, paper: float | 
     return chart(seeds, nice_ticks(min(marks), max(marks)), label, level=paper)
 
 
+def tick_words(tick: float) -> str:
+    """0.01, but 10⁻⁵ and 3·10⁻⁵."""
+    if not 0 < tick < 1e-3:
+        return f"{tick:g}"
+    digits, _, exponent = f"{tick:.0e}".partition("e-")
+    power = "10⁻" + f"{int(exponent)}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power if digits == "1" else f"{digits}·{power}"
+
+
 def chart(
     seeds: Sequence[Sequence[float]], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None
 ) -> str:
@@ -46,7 +55,7 @@ def chart(
     for tick in ticks:
         y = y_at(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 9}" y="{y + 4.5:.1f}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 9}" y="{y + 4.5:.1f}" text-anchor="end">{tick_words(tick)}</text>')
     for epoch in (tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs):
         parts.append(
             f'<text class="tick" x="{x_at(epoch):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{epoch:g}</text>'

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mspcaps.report.curves import accuracy_chart, loss_chart
 from mspcaps.report.markdown import EMPTY, RUN_HEADS, run_cells
+from mspcaps.report.missed import MISSED, missed
 from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Run
 from mspcaps.report.tables import HEADS, NONE, NOT_TRAINED, Report, Row, Table, comparison, notes, quoted_notes
@@ -19,8 +20,10 @@ TITLE = "mspcaps · the paper's tables, trained again"
 def render(report: Report) -> str:
     here = Path(__file__)
     css = "".join(here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "results.css"))
-    tables = [*report.main, *report.ablations, *report.beyond]
-    body = "".join([header(report), reading(report), *map(section, tables), all_runs(report.runs)])
+    further = map(section, [*report.ablations, *report.beyond])
+    body = "".join(
+        [header(report), reading(report), *map(section, report.main), short(report), *further, all_runs(report.runs)]
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -77,6 +80,17 @@ def section(table: Table) -> str:
         f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{data}{compared}'
         f"{curves(table)}</section>"
     )
+
+
+def short(report: Report) -> str:
+    """Every figure of the main tables that is missed, and what was tried."""
+    told = ""
+    for one in missed(report):
+        trials = "".join(f"<li>{prose(trial)}</li>" for trial in one.trials)
+        told += f'<p class="note">{prose(one.sentence)}</p>'
+        told += f"<ul>{trials}</ul>" if trials else ""
+        told += f'<p class="note under">{prose(one.found)}</p>'
+    return f'<section id="missed" class="reading"><h2>{MISSED}</h2>{told}</section>' if told else ""
 
 
 def head_cells(heads: Sequence[str], left: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from mspcaps.data.catalog import CATALOG, facts
 from mspcaps.models import create_model
 from mspcaps.report import paper
+from mspcaps.report.difference import Difference
 from mspcaps.report.paper import Figure, PaperTable
 from mspcaps.report.runs import Group, Run, Spread, follows, grouped, recipe_of
 from mspcaps.training.recipe import list_recipes, load_recipe
@@ -38,7 +39,11 @@ class Row:
         if self.group is None:
             ours: tuple[str, ...] = (NOT_TRAINED, NONE, NONE)
         else:
-            ours = (with_n(self.group.last), spread(self.group.best), self.difference)
+            ours = (
+                with_n(self.group.last),
+                spread(self.group.best),
+                signed(self.gap, 2) if self.gap is not None else NONE,
+            )
         return (printed, *ours, self.parameters, training(self.group), self.command)
 
     @property
@@ -47,14 +52,6 @@ class Row:
         if self.group is None or self.figure is None:
             return None
         return round(round(self.group.best.mean, 2) - self.figure.accuracy, 2)
-
-    @property
-    def difference(self) -> str:
-        """The gap, and how many deviations of the seeds it is where there are seeds to tell."""
-        if self.gap is None or self.group is None:
-            return NONE
-        deviation = self.group.best.deviation
-        return signed(self.gap, 2) + (f" ({signed(self.gap / deviation, 1)} sd)" if deviation else "")
 
     @property
     def parameters(self) -> str:
@@ -156,6 +153,14 @@ def signed(value: float, digits: int) -> str:
     return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
 
 
+def between(difference: Difference) -> str:
+    """Its interval; nothing where there is none."""
+    if difference.margin is None:
+        return ""
+    ends = (difference.gap - difference.margin, difference.gap + difference.margin)
+    return " to ".join(signed(end, 2) for end in ends)
+
+
 def training(group: Group | None) -> str:
     """Of runs that had the device for themselves, if there are any: the others took longer than they would have."""
     if group is None:
@@ -200,8 +205,7 @@ def notes(report: Report) -> list[str]:
         "weights and positions start from: the first was chosen by others on test accuracies, the second by us on "
         "held-out training images of CIFAR-10 (N(0, 1)).",
         "The paper reports the best epoch on the test set, which flatters. Our best epoch is given for comparison with "
-        "it, and the difference is taken between the two; sd counts it in deviations of our best epochs over the "
-        "seeds. The paper states no spread.",
+        "it, and the difference is taken between the two. The paper states no spread and no number of runs.",
         f"A test set is a sample: {binomial(report)}. Smaller differences may not hold on another sample.",
         "Parameters are counted from the model. Training is the wall time of one run with its evaluations, on average "
         "over the seeds that had the GPU for themselves; shared is the time of runs side by side, which took longer.",

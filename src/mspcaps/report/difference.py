@@ -1,0 +1,48 @@
+"""How much better one set of runs is than another, and how sure that is."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from mspcaps.report.runs import Spread
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two means; the margin is half of Welch's interval, None where a side has one run or nothing varies."""
+
+    gap: float
+    margin: float | None
+
+    @classmethod
+    def of(cls, a: Spread, b: Spread) -> "Difference":
+        gap = a.mean - b.mean
+        if not (a.deviation or b.deviation) or a.deviation is None or b.deviation is None:
+            return cls(gap, None)
+        errors = [spread.deviation**2 / spread.n for spread in (a, b) if spread.deviation is not None]
+        freedom = sum(errors) ** 2 / sum(e**2 / (s.n - 1) for e, s in zip(errors, (a, b), strict=True))
+        return cls(gap, quantile(freedom) * math.sqrt(sum(errors)))
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.margin is not None and abs(self.gap) > self.margin
+
+
+@cache
+def quantile(freedom: float) -> float:
+    """What a variable of Student's t distribution exceeds in size with the probability 1 - CONFIDENCE."""
+
+    def within(angle: float, steps: int = 200) -> float:  # t = sqrt(freedom) tan(angle), integrated by Simpson's rule
+        heights = [math.cos(angle * i / steps) ** (freedom - 1) for i in range(steps + 1)]
+        area = (heights[0] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]) + heights[-1]) * angle / steps / 3
+        return scale * area
+
+    scale = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < CONFIDENCE else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)

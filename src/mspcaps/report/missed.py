@@ -1,0 +1,79 @@
+"""Where a figure of the paper's main tables is missed: by how much, what was tried, and what came of it.
+
+What was tried was measured on held-out training images, beside the recipe as it is under the same conditions.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mspcaps.data.catalog import facts
+from mspcaps.report.difference import Difference
+from mspcaps.report.paper import TITLES
+from mspcaps.report.runs import Group, grouped, resolved
+from mspcaps.report.tables import Report, Row, between, signed, with_n
+from mspcaps.training.recipe import load_recipe
+
+MISSED = "Where a figure is missed"
+SHORTENED = {"name", "epochs", "held_out"}  # in what a trial differs from its recipe anyway
+
+
+@dataclass(frozen=True)
+class Missed:
+    """One figure: the sentence about it, one per trial, and what follows from them."""
+
+    sentence: str
+    trials: tuple[str, ...]
+    found: str
+
+
+def missed(report: Report) -> list[Missed]:
+    trials = grouped([run for run in report.runs if run.recipe["held_out"]])
+    rows = [row for table in report.main for row in table.rows if row.gap is not None and row.gap < 0]
+    return [explained(row, trials) for row in rows]
+
+
+def explained(row: Row, trials: list[Group]) -> Missed:
+    assert row.figure is not None and row.group is not None and row.gap is not None
+    known, wanted, short = facts(row.dataset), row.figure.accuracy, abs(row.gap)
+    error = math.sqrt(wanted * (100 - wanted) / known.test)
+    sentence = (
+        f"{TITLES[row.model]} on {known.title}: the mean of our best epochs is {row.group.best.mean:.2f}, the paper "
+        f"has {wanted:.2f}. That is {short:.2f} points or {short * known.test / 100:.0f} of {known.test:,} images; "
+        f"the standard error of a figure on that many is {error:.2f} points."
+    )
+    recipe = resolved(load_recipe(f"paper/{row.dataset}/{row.model}"))
+    tried = [(changes(g.first.recipe, recipe), g) for g in trials if (row.model, row.dataset) == of(g)]
+    base = next((group for words, group in tried if not words), None)
+    if base is None:
+        return Missed(sentence, (), "Nothing else has been tried yet.")
+    epochs, held_out = (base.first.recipe[key] for key in ("epochs", "held_out"))
+    compared = [
+        (words, group, Difference.of(group.last, base.last))
+        for words, group in tried
+        if words and (group.first.recipe["epochs"], group.first.recipe["held_out"]) == (epochs, held_out)
+    ]
+    sentence += (
+        f" Tried in its place, with {epochs} epochs on all but {held_out:,} training images and measured on those, "
+        f"last epoch; the recipe as it is reaches {with_n(base.last)}:"
+    )
+    better = [words for words, _, difference in compared if difference.clear and difference.gap > 0]
+    found = f"Clearly better: {' and '.join(better)}." if better else "None is clearly better."
+    return Missed(sentence, tuple(told(*one) for one in compared), found)
+
+
+def of(group: Group) -> tuple[str, str]:
+    return group.first.model, group.first.dataset
+
+
+def told(words: str, group: Group, difference: Difference) -> str:
+    interval = f" (95 % interval {between(difference)})" if difference.margin else ""
+    return f"{words}: {with_n(group.last)}, {signed(difference.gap, 2)}{interval}"
+
+
+def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """In what a trial departs from the recipe, in words; nothing for the recipe as it is."""
+    said = [f"initial {name} × {factor:g}" for name, factor in trial["initial_scale"].items()]
+    said += [f"{k} {trial[k]}" for k, v in recipe.items() if k not in {*SHORTENED, "initial_scale"} and trial[k] != v]
+    return ", ".join(said)
