@@ -10,6 +10,7 @@ import torch
 
 from mspcaps.benchmarks import bench_infer, bench_train, infer, tables, write_result
 from mspcaps.benchmarks.engine import EngineRun, PackedRuns, Task
+from mspcaps.benchmarks.packed import sweep
 from mspcaps.benchmarks.reference import AugmentedPictures, EagerReference, plain, random_crop
 from mspcaps.benchmarks.result import slug, yardstick
 from mspcaps.benchmarks.tables import busy_note, duration, number
@@ -108,6 +109,19 @@ def test_packed_runs_all_take_their_steps():
     assert packed.run(2) == 2
     packed.close()
     assert [run.done for run in runs] == [2, 2]
+
+
+def test_sweeps_are_timed_while_all_runs_train(monkeypatch):
+    """Two runs that do share the device; where they do not, there is nothing to measure, and it says so."""
+    monkeypatch.setattr("mspcaps.training.sweep.share_of_device", lambda model, device: 0.5)
+    found = sweep("mspcaps_t", SMALL, CPU, count=2, rounds=1, epochs=4)
+    assert 0.2 < found["throughput_ratio"] < 4
+    assert found["throughput_ratio"] == pytest.approx(
+        2 * found["seconds_per_epoch_alone"] / found["seconds_per_epoch_of_all"], rel=0.01
+    )
+    monkeypatch.setattr("mspcaps.training.sweep.share_of_device", lambda model, device: 1.0)
+    with pytest.raises(MspcapsError, match="one after the other"):
+        sweep("mspcaps_t", SMALL, CPU, count=2, rounds=1, epochs=4)
 
 
 def test_timing_is_interleaved():

@@ -34,11 +34,13 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
     if grown:
         tables.append((("cost of ours", "ms per step", "of the first", "images/s"), grown))
     if packed := result.get("packed"):
-        row = (
-            f"{packed['runs']} side by side", number(packed["ms_per_step_alone"]["median"]),
-            number(packed["ms_per_step_of_all"]["median"]), f"{packed['throughput_ratio']:.2f} x",
-        )  # fmt: skip
-        tables.append((("packed", "ms per step, one alone", "a step of all", "throughput"), [row]))
+        alone, of_all = (packed[f"ms_per_step_{which}"]["median"] for which in ("alone", "of_all"))
+        rows = [("bare steps", f"{number(alone)} ms", f"{number(of_all)} ms", f"{packed['throughput_ratio']:.2f} x")]
+        if sweep := packed.get("sweep"):
+            alone, of_all = (sweep[f"seconds_per_epoch_{which}"] for which in ("alone", "of_all"))
+            whole = (f"{number(alone)} s", f"{number(of_all)} s", f"{sweep['throughput_ratio']:.2f} x")
+            rows.append(("epochs of a sweep, with evaluation", *whole))
+        tables.append(((f"{packed['runs']} side by side", "one alone", "one of each", "throughput"), rows))
     return tables
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from mspcaps.benchmarks.engine import AUGMENT, CIFAR10, PAPER, EngineRun, PackedRuns, Task
+from mspcaps.benchmarks.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Task
+from mspcaps.benchmarks.packed import Say, pack
 from mspcaps.benchmarks.reference import EagerReference
 from mspcaps.benchmarks.result import environment, yardstick
 from mspcaps.benchmarks.timing import (
@@ -19,14 +20,12 @@ from mspcaps.benchmarks.timing import (
     significant,
     time_interleaved,
 )
-from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import summarize
 from mspcaps.training.distributed import World
 from mspcaps.training.setup import default_form, working_precision
 from mspcaps.training.step import Form
 
-Say = Callable[[str], None]
 FORMS: dict[str, tuple[Form, ...]] = {"cpu": ("eager", "compiled"), "cuda": ("eager", "compiled", "captured")}
 EPOCHS = PAPER.epochs
 CONVENTIONS = {
@@ -179,19 +178,3 @@ def grow(
                 "images_per_second": significant(1000 * task.batch_size / timing.median),
             })  # fmt: skip
     return rows
-
-
-def pack(model: str, task: Task, device: torch.device, effort: Effort, count: int, say: Say) -> dict[str, Any]:
-    """`count` runs side by side against one alone: how much more gets done in the same time."""
-    say(f"packing {count} runs")
-    data: ImageSet = task.data().to(device)
-    runs = [EngineRun(task.model(model, seed), data, task, seed=seed) for seed in range(count)]
-    together = PackedRuns(runs)
-    times = time_interleaved({"alone": runs[0], "together": together}, device, effort)
-    together.close()
-    return {
-        "runs": count,
-        "ms_per_step_alone": times["alone"].to_dict(),
-        "ms_per_step_of_all": times["together"].to_dict(),
-        "throughput_ratio": round(count * times["alone"].median / times["together"].median, 3),
-    }
