@@ -311,7 +311,7 @@ def test_a_missed_figure_tells_what_was_tried(ledger):
 
 
 def test_the_picture_of_a_conclusion_shows_every_run_where_it_belongs():
-    chart = dot_chart([Line("a", (80.0, 90.0), 85.0), Line("b <", ())], "two")
+    chart = dot_chart([[Line("a", (80.0, 90.0), 85.0)], [Line("b <", ())]], "two")
     xs = [float(x) for x in re.findall(r'class="run" cx="([\d.]+)"', chart)[:2]]
     mean = float(re.search(r'class="mean" x1="([\d.]+)"', chart)[1])
     paper = float(re.search(r'class="paper" points="([\d.]+),', chart)[1])

@@ -175,11 +175,12 @@ def capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def lines(claim: Claim, groups: Mapping[str, Group]) -> list[Line]:
-    """For the picture: every model with its runs and the paper's figure."""
-    shown = []
+def panels(claim: Claim, groups: Mapping[str, Group]) -> list[list[Line]]:
+    """For the picture: every model with its runs and the paper's figure, T and L apart."""
+    shown: dict[str, list[Line]] = {}
     for side in claim.sides:
         group, figure = groups.get(side.model), paper.figure_of(side.model, "cifar10") if claim.source else None
         values = tuple(run.last for run in group.runs) if group else ()
-        shown.append(Line(side.words, values, figure.accuracy if figure else None))
-    return shown
+        size = side.model.split("_")[1]
+        shown.setdefault(size, []).append(Line(side.words, values, figure.accuracy if figure else None))
+    return list(shown.values())

@@ -5,7 +5,7 @@ from pathlib import Path
 from mspcaps.errors import MspcapsError
 from mspcaps.files import around_marks, write_atomically
 from mspcaps.report import markdown, results_page
-from mspcaps.report.conclusions import CLAIMS, groups_of, lines
+from mspcaps.report.conclusions import CLAIMS, groups_of, panels
 from mspcaps.report.dots import dot_chart
 from mspcaps.report.grid import GENERATED
 from mspcaps.report.runs import read_ledger
@@ -43,7 +43,7 @@ def write_report(
 def ablation_files(report: Report) -> dict[str, str]:
     """ablations.md and the pictures that it shows, by their names."""
     groups = groups_of(report.runs)
-    charts = {f"ablations/{c.anchor}.svg": dot_chart(lines(c, groups), c.title) for c in CLAIMS}
+    charts = {f"ablations/{c.anchor}.svg": dot_chart(panels(c, groups), c.title) for c in CLAIMS}
     return {"ablations.md": markdown.render_ablations(groups), **charts}
 
 
