@@ -60,34 +60,58 @@ def create_model(
     """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` a trained one.
 
     `pretrained` is a data set whose weights come with the package, such as "cifar10", or the path of a weights file.
-    mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; whatever is
-    named here besides must agree with it.
+    mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; where other
+    classes, channels or sizes are named here, the model begins from what fits of the file, and the rest is new.
     """
     task = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std}
     task = {key: value for key, value in task.items() if value is not None}
-    if pretrained is None:
-        from mspcaps.models import create_model
+    from mspcaps.models import create_model
 
+    if pretrained is None or pretrained is False:
         return create_model(name, **task)  # type: ignore[arg-type]
     from mspcaps.errors import MspcapsError
-    from mspcaps.weights import find_weights, load_model
+    from mspcaps.models.transfer import transfer
+    from mspcaps.weights import find_weights, list_pretrained, load_model
 
-    model = load_model(find_weights(name, pretrained))
+    if pretrained is True:
+        shipped = ", ".join(shipped.partition(".")[2] for shipped in list_pretrained(f"{name}.*")) or "none"
+        raise MspcapsError(f"pretrained names the data set that {name} was trained on: {shipped}")
+    path = find_weights(name, pretrained)
+    trained = load_model(path)
+    config: Any = trained.config
+    if config["name"] != name:
+        raise MspcapsError(f"{pretrained} holds a model whose name is {config['name']}, not {name}")
     if isinstance(img_size, int):
         task["img_size"] = (img_size, img_size)
-    for key, value in {"name": name, **task}.items():
-        held = model.config[key]  # type: ignore[index]
-        if held != value and not (isinstance(value, Sequence) and list(held) == list(value)):
-            raise MspcapsError(f"{pretrained} holds a model whose {key} is {held}, not {value}")
+    if all(config[key] == (tuple(value) if isinstance(value, Sequence) else value) for key, value in task.items()):
+        return trained
+    if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
+        config = {key: value for key, value in config.items() if key not in ("mean", "std")}
+    model, about = create_model(**{**config, **task}), vars(trained)["about"]
+    same = config["num_classes"] == num_classes or num_classes is None
+    transfer(model, path, about.get("classes", ()) if same else (), str(pretrained))
+    model.about = {"classes": about["classes"]} if same and "classes" in about else {}  # type: ignore[assignment]
     return model
 
 
-def train(recipe: "Recipe | str", device: str | None = None, **options: Any) -> "Result":
-    """Train a recipe, by name, TOML path or object, from its checkpoint if there is one; options as for `Trainer`.
+def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bool = True, **options: Any) -> "Result":
+    """Train a recipe, by name, TOML path or object, from its checkpoint if there is one.
 
-    Its `init` may name weights that come with the package.
+    Options are any fields of the recipe to change (`epochs=30`; its name then says so) and those of `Trainer`, such as
+    `out` and `results`. Its `init` may name weights that come with the package. With `progress` it tells how far it is.
     """
-    from mspcaps.training import train
+    from contextlib import nullcontext
+    from dataclasses import fields
+
+    from mspcaps.cli.progress import training_progress
+    from mspcaps.training import Recipe, load_recipe, override, train
     from mspcaps.weights import weights_path
 
-    return train(recipe, device, **{"find_weights": weights_path, **options})
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    changes = {entry.name: options.pop(entry.name) for entry in fields(Recipe) if entry.name in options}
+    options = {"find_weights": weights_path, **({} if progress else {"say": lambda line: None}), **options}
+    with training_progress() if progress and "listener" not in options else nullcontext() as listener:
+        if listener is not None:
+            options["listener"] = listener
+        return train(override(recipe, **changes), device, **options)

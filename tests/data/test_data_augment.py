@@ -49,6 +49,24 @@ def test_equals_one_image_at_a_time(augment: Augmentation) -> None:
     assert torch.allclose(got, want, atol=1e-5)
 
 
+def test_draws_are_spread_evenly_and_new_in_every_epoch() -> None:
+    n = 16_200
+    draws = epoch_draws(3, 0, n, Augmentation(crop=4, flip=True, rotate=15.0))
+    shifts = Counter(map(tuple, draws[:, :2].int().tolist()))
+    assert set(shifts) == {(y, x) for y in range(-4, 5) for x in range(-4, 5)}
+    assert max(abs(count - n / 81) for count in shifts.values()) < 6 * math.sqrt(n / 81)
+    assert abs(draws[:, 2].mean().item() - 0.5) < 3 / math.sqrt(n)
+    degrees = draws[:, 3] * 180 / math.pi
+    assert abs(degrees.mean().item()) < 0.4 and degrees.min() < -14.9 and degrees.max() > 14.9
+    again = epoch_draws(3, 1, n, Augmentation(crop=4, flip=True, rotate=15.0))
+    assert [round((a == b).float().mean().item(), 1) for a, b in zip(draws.T, again.T, strict=True)] == [
+        0.1,
+        0.1,
+        0.5,
+        0,
+    ]
+
+
 def test_a_quarter_turn_is_exact() -> None:
     images = torch.randint(256, (1, 2, 7, 7), dtype=torch.uint8)
     draws = torch.tensor([[0, 0, 0, math.pi / 2]])

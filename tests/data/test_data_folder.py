@@ -83,7 +83,7 @@ def test_sizes_are_inferred(tmp_path: Path) -> None:
         _save(tmp_path / "mixed" / "a" / f"{n}.png", 0, size)
     assert open_folder(tmp_path / "mixed", "all").size == (40, 40)  # median of 30 and 50, one of the three is held out
     _save(tmp_path / "large" / "a" / "0.png", 0, (1000, 700))
-    assert open_folder(tmp_path / "large", "all").size == (224, 224)
+    assert open_folder(tmp_path / "large", "all").size == (64, 64)
 
 
 def test_modes(tmp_path: Path) -> None:

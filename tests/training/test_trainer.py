@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from safetensors.torch import load_file
 from torch import nn
 from training_makers import bars
 
-from mspcaps.data import Augmentation
+from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model
 from mspcaps.models.pretrained import load_model
-from mspcaps.training import Recipe, Trainer, ledger, setup, sweep, train
+from mspcaps.training import Recipe, Trainer, evaluator, ledger, setup, sweep, train
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.distributed import World
 from mspcaps.training.plan import StreamingPlan
+from mspcaps.training.recipe import filled
 from mspcaps.training.setup import default_form, load_images
 from mspcaps.training.step import Form, compiler_works
 from mspcaps.training.sweep import expected_seconds, run_sweep
@@ -243,10 +245,18 @@ def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path
 def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2)
     train(recipe, "cpu", out=tmp_path, results=tmp_path)
-    whole = expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), tmp_path, tmp_path)
+    whole = expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), CPU, tmp_path, tmp_path)
     Trainer(recipe_for(tiny_npz, epochs=2, seed=1), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     assert whole > 0
-    assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), tmp_path, tmp_path) == pytest.approx(whole / 2)
+    assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), CPU, tmp_path, tmp_path) == pytest.approx(whole / 2)
+    slower = json.loads((path := ledger.entry_path(tmp_path, recipe)).read_text())
+    slower["seconds"]["per_epoch"] *= 3
+    path.with_name("slower.json").write_text(json.dumps(slower))
+    path.with_name("elsewhere.json").write_text(
+        json.dumps(slower | {"device": "an abacus", "seconds": {"per_epoch": 9e9}})
+    )
+    path.with_name("odd.json").write_bytes(b"\xff")
+    assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=2), CPU, tmp_path, tmp_path) == pytest.approx(3 * whole)
 
 
 def test_the_ledger_says_when_the_package_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,3 +386,61 @@ def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
         alone, together = (load_file(tmp_path / f / run.dataset / run.model / run.run_name / "last.safetensors")
                            for f in ("alone", "together"))  # fmt: skip
         assert all(torch.equal(alone[name], together[name]) for name in alone)
+        entries = [ledger.read_entry(ledger.entry_path(tmp_path / f, run)) for f in ("alone", "together")]
+        assert [entry["seconds"]["side_by_side"] for entry in entries] == [1, 4]
+
+
+def test_a_run_stopped_within_an_epoch_has_the_curve_of_one_that_was_not(tiny_npz: Path, tmp_path: Path) -> None:
+    stop = threading.Event()
+    recipe = recipe_for(tiny_npz, epochs=2)
+
+    def listener(trainer: Trainer) -> None:
+        if trainer.epoch == 1 and trainer.steps_done == 2:
+            stop.set()
+
+    stopped = Trainer(recipe, CPU, out=tmp_path / "a", results=tmp_path / "a", listener=listener, stop=stop)
+    assert stopped.run() is None and stopped.steps_done == 2
+    resumed = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
+    whole = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert resumed.entry["curve"] == whole.entry["curve"]
+    assert resumed.entry["weights_sha256"] == whole.entry["weights_sha256"], "equal weights, equal files"
+
+
+def test_what_is_stored_are_the_fp32_weights(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the model computes in bf16, its working copies are not what a run is worth."""
+    for module in (setup, sys.modules["mspcaps.training.trainer"]):
+        monkeypatch.setattr(module, "working_precision", lambda device: torch.bfloat16)
+    result = train(recipe_for(tiny_npz, epochs=1), "cpu", out=tmp_path, results=tmp_path)
+    assert result.entry["precision"] == "bf16"
+    for which in ("last", "best"):
+        stored = load_file(result.folder / f"{which}.safetensors")
+        assert {t.dtype for t in stored.values()} == {torch.float32}
+        assert not torch.equal(stored["routing.0.w2"], stored["routing.0.w2"].bfloat16().float())
+
+
+def test_images_that_fill_up_the_last_batch_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class First(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([1.0, 0.0]).expand(len(x), 2)
+
+    monkeypatch.setattr(evaluator, "BATCH", 4)
+    images = ImageSet(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 0]), ("a", "b"), "x")
+    assert evaluator.Evaluator(First(), images, CPU, "eager", None).accuracy() == 80
+
+
+def test_a_ledger_that_cannot_be_written_is_noticed_before_the_training(tiny_npz: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MspcapsError, match="the ledger cannot be written into"):
+        train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path / "file" / "x")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_run_of_a_catalog_set_is_only_known_by_its_whole_recipe(tmp_path: Path) -> None:
+    """What a recipe leaves to the data set counts: the same name with another augmentation is another run."""
+    recipe = Recipe(data="cifar10")
+    entry = {"recipe": {**filled(recipe).to_dict(), "augment": vars(Augmentation())}}
+    ledger.write_entry(tmp_path, recipe, entry)
+    with pytest.raises(MspcapsError, match="another augment"):
+        ledger.is_in_ledger(tmp_path, recipe)
+    ledger.write_entry(tmp_path, recipe, {"recipe": filled(recipe).to_dict()})
+    assert ledger.is_in_ledger(tmp_path, recipe)

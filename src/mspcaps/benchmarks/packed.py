@@ -1,6 +1,7 @@
 """Several runs on one GPU against one alone: in bare steps, and as `mspcaps sweep` trains them, with evaluations."""
 
 import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,14 +17,17 @@ from mspcaps.benchmarks.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Packed
 from mspcaps.benchmarks.timing import Effort, significant, time_interleaved
 from mspcaps.errors import MspcapsError
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.sweep import run_sweep
+from mspcaps.training.sweep import run_sweep, share_of_device
 from mspcaps.training.trainer import Trainer
 
 Say = Callable[[str], None]
 ROUNDS, EPOCHS = 3, 25  # of whole runs
+PATIENCE = 600.0  # seconds for all of them to be compiled
 
 
-def pack(model: str, task: Task, device: torch.device, effort: Effort, count: int, say: Say) -> dict[str, Any]:
+def pack(
+    model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, say: Say
+) -> dict[str, Any]:
     """`count` runs side by side against one alone: how much more gets done in the same time."""
     say(f"packing {count} runs: steps")
     data = task.data().to(device)
@@ -31,20 +35,22 @@ def pack(model: str, task: Task, device: torch.device, effort: Effort, count: in
     together = PackedRuns(runs)
     times = time_interleaved({"alone": runs[0], "together": together}, device, effort)
     together.close()
-    say(f"packing {count} runs: sweeps")
-    return {
+    found = {
         "runs": count,
         "ms_per_step_alone": times["alone"].to_dict(),
         "ms_per_step_of_all": times["together"].to_dict(),
         "throughput_ratio": round(count * times["alone"].median / times["together"].median, 3),
-        "sweep": sweep(model, task, device, count),
     }
+    if count * share_of_device(replace(PAPER, model=model, image_size=task.img_size), device) > 1 or quick:
+        return found  # a sweep would not run so many at a time
+    say(f"packing {count} runs: sweeps")
+    return found | {"sweep": sweep(model, task, device, count)}
 
 
 def sweep(
     model: str, task: Task, device: torch.device, count: int, rounds: int = ROUNDS, epochs: int = EPOCHS
 ) -> dict[str, Any]:
-    """The same by `run_sweep`: one run and `count` of them in turn, from the first full epoch of all of them on."""
+    """The same by `run_sweep`: one run and `count` in turn; after their first epoch they wait for each other."""
     rates: dict[str, list[float]] = {"alone": [], "together": []}
     with TemporaryDirectory() as folder:
         data = Path(folder, "synthetic.npz")
@@ -71,9 +77,12 @@ def sweep(
 def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path) -> float:
     """Of all runs together, while all of them train."""
     ends: dict[int, list[float]] = defaultdict(list)
+    start = threading.Barrier(len(recipes), timeout=PATIENCE)
 
     def note(trainer: Trainer) -> None:
         if trainer.steps_done == 0:
+            if trainer.epoch == 1:  # some are still being compiled
+                start.wait()
             ends[trainer.recipe.seed].append(time.perf_counter())
 
     outcomes = run_sweep(
@@ -85,7 +94,5 @@ def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path)
     rate = 0.0
     for times in ends.values():
         shared = [moment for moment in times if begin <= moment <= end]
-        if len(shared) < 2:
-            raise MspcapsError("the runs that were to be timed side by side ran one after the other")
         rate += (len(shared) - 1) / (shared[-1] - shared[0])
     return rate

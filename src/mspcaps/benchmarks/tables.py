@@ -12,16 +12,18 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
     """Head and rows of each table: the comparison, how cost grows, the packed runs."""
     head = (
         "training", "ms per step", "from - to", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",
-        "form",
     )  # fmt: skip
     rows: Rows = []
     for name, variant in result["variants"].items():
-        ms, who = variant["ms_per_step"], "eager reference" if name == "reference" else "our engine"
+        ms, how = variant["ms_per_step"], f"{variant['form']}, {variant['precision']}"
+        who = "reference" if name == "reference" else "our engine"
+        kernels = variant.get("kernels_per_step")
         rows.append((
-            f"{variant['model']}, {who}", number(ms["median"]), f"{number(ms['lowest'])} - {number(ms['highest'])}",
-            f"{variant['images_per_second']:,.0f}", duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
-            f"{100 * variant['share_of_matmul']:.1f} %", str(variant.get("kernels_per_step", "-")),
-            size_of(variant["peak_memory_bytes"]), f"{variant['form']}, {variant['precision']}",
+            f"{variant['model']}, {who}, {how}", number(ms["median"]),
+            f"{number(ms['lowest'])} - {number(ms['highest'])}", f"{variant['images_per_second']:,.0f}",
+            duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
+            f"{100 * variant['share_of_matmul']:.1f} %", "-" if kernels is None else number(kernels),
+            size_of(variant["peak_memory_bytes"]),
         ))  # fmt: skip
     tables: list[Table] = [(head, rows)]
     grown: Rows = []

@@ -66,7 +66,7 @@ def bench_train(
     if scaling:
         result["scaling"] = grow(model, device, effort, points(task, quick), say)
     if packed:
-        result["packed"] = pack(model, task, device, effort, packed, say)
+        result["packed"] = pack(model, task, device, effort, packed, quick, say)
     return result
 
 

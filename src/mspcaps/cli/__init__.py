@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from mspcaps import __version__
 from mspcaps.cli import app, bench, commands, datasets, explanations, exports
 from mspcaps.errors import MspcapsError
 
@@ -65,6 +66,9 @@ def main(args: list[str] | None = None) -> int:
 def run(args: list[str]) -> int:
     """Parse and call; argument errors end here with tyro's own words."""
     table, program, description = COMMANDS, "mspcaps", DESCRIPTION
+    if args in (["--version"], ["-V"]):
+        print(f"mspcaps {__version__}")
+        return 0
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
     config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None

@@ -188,6 +188,7 @@ def train(
     out: Path = Path("runs"),
     results: Path = Path("results"),
     log_dir: Maybe[Path] = None,
+    again: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Train by a recipe, from its checkpoint if there is one. Without a recipe, --data and --model say what.
 
@@ -199,15 +200,24 @@ def train(
         out: Folder for weights and checkpoints.
         results: Folder of the ledger, which gets one JSON file per finished run.
         log_dir: Also write loss, learning rate and accuracy for TensorBoard into this folder.
+        again: Train anew what is done already.
     """
     from mspcaps import train as run
     from mspcaps.training import list_recipes
+    from mspcaps.training.checkpoint import run_folder
+    from mspcaps.training.ledger import entry_path, is_in_ledger, read_entry
     from mspcaps.training.recipe import measured_on
 
     if list:
         print("\n".join(list_recipes()))
         return
     chosen = choose_recipe(recipe, changes)
+    done = run_folder(out, chosen) / "last.safetensors"
+    if not again and done.is_file() and is_in_ledger(results, chosen):
+        last = read_entry(entry_path(results, chosen))["accuracy"]["last"]
+        print(f"done already: {last:.2f} % after the last epoch; --again trains it anew, --seed and --name another one")
+        print(f"weights: {done}")
+        return
     board = TensorBoard(log_dir) if log_dir else None
     with resumable_progress(board) as (listener, stop):
         result = run(chosen, device, form=form, out=out, results=results, listener=listener, stop=stop)
@@ -221,8 +231,9 @@ def train(
 
 def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
     """The recipe with the changes of the command line."""
-    from mspcaps.data import CATALOG, Augmentation, facts
     from mspcaps.training import Recipe, load_recipe, override
+    from mspcaps.training.recipe import filled
+    from mspcaps.training.setup import own_augment, size_of_own
 
     given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
     augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
@@ -234,9 +245,8 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
     else:
         raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
     if augment:
-        data = given.get("data", recipe.data)
-        base = recipe.augment or (facts(data).augment if data in CATALOG else Augmentation())
-        given["augment"] = replace(base, **augment)
+        whole = filled(override(recipe, **given))
+        given["augment"] = replace(whole.augment or own_augment(size_of_own(whole)), **augment)
     if scale:
         given["initial_scale"] = recipe.initial_scale | scale
     return override(recipe, **given)

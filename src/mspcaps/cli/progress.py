@@ -38,7 +38,7 @@ class Reading:
     def __str__(self) -> str:
         accuracy = "" if self.accuracy is None else f"  accuracy {self.accuracy:.2f} %"
         return (
-            f"epoch {self.epoch}/{self.epochs}  {100 * self.steps / self.of_steps:3.0f} %  {self.rate:,.0f} images/s  "
+            f"epoch {self.epoch}/{self.epochs}  {100 * self.steps / self.of_steps:3.0f} %  {per_second(self.rate)}  "
             f"{clock(self.left)} left  loss {self.loss:.4f}{accuracy}"
         )
 
@@ -116,7 +116,7 @@ def training_progress() -> Iterator[Listener]:
             now = meter.read(trainer)
             measured = measured_on(trainer.recipe.held_out)
             accuracy = "" if now.accuracy is None else f" · {measured} {now.accuracy:.1f} %"
-            facts = f"{now.rate:,.0f} images/s · {clock(now.left)} left · loss {now.loss:.3f}{accuracy}"
+            facts = f"{per_second(now.rate)} · {clock(now.left)} left · loss {now.loss:.3f}{accuracy}"
             bar.update(task, completed=now.steps, total=now.of_steps, epoch=f"{now.epoch}/{now.epochs}", facts=facts)
 
         yield listener
@@ -124,27 +124,42 @@ def training_progress() -> Iterator[Listener]:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Callable[[str, int, int | None], None]]:
-    """(what, done, total) -> a bar with rate and time left, on a terminal only: such work takes minutes at most."""
+    """(what, done, total) -> a bar with rate and time left on a terminal, elsewhere now and then a line on stderr."""
     if not sys.stdout.isatty():
-        yield lambda what, done, total: None
+        yield plain_counting()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     console = Console(highlight=False)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
     speed = TextColumn("{task.fields[rate]}")
     with Progress(*columns, speed, TimeRemainingColumn(), console=console, transient=True) as bar:
         tasks: dict[str, tuple[TaskID, float]] = {}
 
         def progress(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
+                for shown in tasks.values():  # one bar at a time: a folder of pictures would fill the screen with them
+                    bar.remove_task(shown[0])
+                tasks.clear()
                 tasks[what] = bar.add_task(what, total=total, rate=""), time.monotonic()
             task, began = tasks[what]
             rate = f"{done / max(time.monotonic() - began, 1e-9):,.0f}/s" if done < (total or 0) else ""
             bar.update(task, completed=done, rate=rate)
 
         yield progress
+
+
+def plain_counting() -> Callable[[str, int, int | None], None]:
+    last = time.monotonic()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY:
+            last = time.monotonic()
+            print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
+
+    return progress
 
 
 class TensorBoard:
@@ -170,6 +185,10 @@ class TensorBoard:
             self.written += 1
         if trainer.epoch == trainer.recipe.epochs:
             self.writer.close()
+
+
+def per_second(rate: float) -> str:
+    return f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s"
 
 
 def clock(seconds: float) -> str:

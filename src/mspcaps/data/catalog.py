@@ -272,4 +272,4 @@ def facts(name: str) -> Facts:
         return CATALOG[name]
     near = difflib.get_close_matches(name.lower().replace("-", ""), CATALOG, n=1, cutoff=0.5)
     hint = f'; did you mean "{near[0]}"?' if near else f"; known are {', '.join(CATALOG)}"
-    raise MspcapsError(f'there is no data set "{name}"{hint}')
+    raise MspcapsError(f'there is no data set, folder or .npz file "{name}"{hint}')

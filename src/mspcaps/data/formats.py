@@ -148,7 +148,7 @@ def read_packed(folder: Path) -> dict[str, np.ndarray]:
                     raise MspcapsError(f"{folder}: {name} does not match the sha256 in manifest.json")
             arrays[f"x_{split}"] = to_nchw(images, f"{folder} x_{split}")
             arrays[f"y_{split}"] = check_labels(labels, len(images), f"{folder} y_{split}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MspcapsError(f"{folder / 'manifest.json'} is not a manifest of packed parts: {error!r}") from error
     return arrays
 

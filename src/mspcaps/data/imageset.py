@@ -36,6 +36,10 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """(uint8 [C, H, W], label): what a DataLoader asks for."""
+        return self.images[index], int(self.labels[index])
+
     @property
     def channels(self) -> int:
         return self.images.shape[1]

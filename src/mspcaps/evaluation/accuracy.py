@@ -1,14 +1,17 @@
-"""What a model is worth on a set of images: accuracy, loss, calibration, confusion. Always in fp32."""
+"""What a model is worth on a set of images: accuracy, loss, calibration, confusion. In the precision of its weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules import margin_loss
-from mspcaps.data import ImageSet
+from mspcaps.data import FolderImages, ImageSet
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.load import load_for
+from mspcaps.models.pretrained import unwrapped
 
 BINS = 15  # of the calibration error
 Progress = Callable[[int, int], None]  # images done, images in all
@@ -45,25 +48,40 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module,
-    data: ImageSet,
+    data: ImageSet | FolderImages | str | Path,
     batch_size: int = 500,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run the model over all images, on its own device unless another is named; its mode is left as it was."""
+    """Run the model over all images, on its own device unless another is named; its mode is left as it was.
+
+    Of a data set that is named its test images are taken, in the size that the model sees.
+    """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
-    check_fit(model, data)
+    if isinstance(data, str | Path):
+        data = load_for(model, data)
+    elif isinstance(data, FolderImages):
+        data = data.resident()
+    if not isinstance(data, ImageSet):
+        raise MspcapsError(
+            f"evaluate takes what load_dataset gives, or the name of a data set, not {type(data).__name__}: "
+            "ImageSet(images, labels, classes, name) holds images of your own"
+        )
+    check_fit(unwrapped(model), data)
     if device is not None:
-        model = model.to(device)
+        try:
+            model = model.to(device)
+        except (RuntimeError, AssertionError) as error:  # PyTorch's word for a device that is unknown or not there
+            raise MspcapsError(f"cannot use the device {str(device)!r}: {str(error).splitlines()[0]}") from error
     scores = all_scores(model, data.images, batch_size, progress)
     labels, k = data.labels.cpu(), scores.shape[1]
     predictions = scores.argmax(1)
-    sure = confidence(scores, hasattr(model, "forward_capsules"))
+    sure = confidence(scores, hasattr(unwrapped(model), "forward_capsules"))
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
-        loss=getattr(model, "loss", margin_loss)(scores, labels).item(),
+        loss=getattr(unwrapped(model), "loss", margin_loss)(scores, labels).item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
         scores=scores,
@@ -75,14 +93,15 @@ def evaluate(
 @torch.no_grad()
 def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress | None = None) -> Tensor:
     """images uint8 [n, c, h, w] -> scores float32 [n, K] on the CPU."""
-    device, was_training = next(model.parameters()).device, model.training
+    first, was_training = next(model.parameters()), model.training
+    device, dtype = first.device, first.dtype
     model.eval()
     scores = []
     # cuDNN's default on recent GPUs is TF32, which keeps 10 bits of the 23
     with torch.autocast(device.type, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size].to(device)
-            scores.append(model(batch.float() / 255).float().cpu())
+            scores.append(model((batch.float() / 255).to(dtype)).float().cpu())
             if progress:
                 progress(min(start + batch_size, len(images)), len(images))
     model.train(was_training)
@@ -116,8 +135,8 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
     name, size = config["name"], tuple(config["img_size"])
     if (data.channels, *data.size) != (config["in_chans"], *size):
         raise MspcapsError(
-            f"{name} takes images of {config['in_chans']} x {size[0]} x {size[1]} (channels, height, width), "
-            f"but {data.name} has {data.channels} x {data.size[0]} x {data.size[1]}"
+            f"{name} takes images of {config['in_chans']} x {size[0]} x {size[1]} (channels, height, width), but "
+            f"{data.name} has {data.channels} x {data.size[0]} x {data.size[1]}: evaluate(model, NAME) resizes them"
         )
     if len(data.classes) != config["num_classes"]:
         raise MspcapsError(f"{name} knows {config['num_classes']} classes, but {data.name} has {len(data.classes)}")

@@ -9,6 +9,7 @@ from torch import nn
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
 from mspcaps.data.folder import Progress
 from mspcaps.errors import MspcapsError
+from mspcaps.models.pretrained import unwrapped
 
 
 def load_for(
@@ -21,6 +22,7 @@ def load_for(
 
     `progress` hears of every picture read from a folder.
     """
+    model = unwrapped(model)
     about, config = getattr(model, "about", {}), model.config
     assert isinstance(config, dict)
     if name_or_path is None:

@@ -1,5 +1,6 @@
 """What is on these pictures? Answers of a model for single files and whole folders."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import all_scores
-from mspcaps.models.pretrained import class_names
+from mspcaps.models.pretrained import class_names, unwrapped
 from mspcaps.pictures import Prediction, stream_answers
 
 
@@ -26,12 +28,15 @@ def stream_predictions(
     model: nn.Module, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
 ) -> Iterator[Prediction]:
     """As `predict`, but the first answers are there while later pictures are still to be read."""
-    config = model.config
+    config = unwrapped(model).config
     assert isinstance(config, dict)
+    paths = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
+    if odd := [path for path in paths if not isinstance(path, str | os.PathLike)]:
+        raise MspcapsError(f"predict takes paths, not a {type(odd[0]).__name__}: images in memory go to model(x)")
 
     def ask(images: np.ndarray) -> np.ndarray:
         return all_scores(model, torch.from_numpy(images), len(images)).numpy()
 
     yield from stream_answers(
-        ask, paths, tuple(config["img_size"]), config["in_chans"], class_names(model), top, batch_size
+        ask, paths, tuple(config["img_size"]), config["in_chans"], class_names(unwrapped(model)), top, batch_size
     )

@@ -14,6 +14,7 @@ from mspcaps.explain.geometry import Scale
 from mspcaps.explain.heat import Progress, class_norms, effects
 from mspcaps.explain.tree import Grower, Node
 from mspcaps.models.mspcaps import MSPCaps
+from mspcaps.models.pretrained import unwrapped
 
 Label = int | str | Tensor  # a class by number or name, or one number per image
 
@@ -104,6 +105,7 @@ def explain(model: nn.Module, x: Tensor, progress: Progress = lambda done, of: N
 
 def explainable(model: nn.Module) -> MSPCaps:
     """The model, if it routes by cross-agreement."""
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     name = config["name"] if isinstance(config, dict) else type(model).__name__
     if not isinstance(model, MSPCaps):

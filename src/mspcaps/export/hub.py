@@ -17,7 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export.metadata import required
 from mspcaps.export.model import describe
 from mspcaps.files import write_atomically
-from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.models.pretrained import load_model, save_weights, unwrapped
 from mspcaps.weights import Card, list_pretrained, read_card, weights_path
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
@@ -29,6 +29,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
 
     `licence` is the hub's word for it, such as "mit" or "cc-by-4.0", for weights of your own.
     """
+    model = unwrapped(model)
     describe(model)  # refuses what does not know its own sizes
     folder, card = Path(folder).expanduser(), shipped_card(model)
     about: Any = getattr(model, "about", {})

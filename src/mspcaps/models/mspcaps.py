@@ -68,6 +68,7 @@ class MSRB(nn.Module):
     ) -> None:
         super().__init__()
         self.scales, self.patch = config.scales, config.patch
+        self.image_shape = (in_chans, *img_size)
         self.normalize = Normalize(mean, std)
         chans = (in_chans, *config.widths)
         self.blocks = nn.ModuleList(
@@ -77,9 +78,19 @@ class MSRB(nn.Module):
         # Coarsest first: it needs the largest image, so a refusal names a size that all the scales accept.
         self.grids = [capsule_grid(img_size, i, config.patch) for i in reversed(config.scales)][::-1]
 
+    def normalized(self, x: Tensor) -> Tensor:
+        """Images in [0, 1], of the shape that the model was made for: others would meet the wrong positions."""
+        if not x.is_floating_point():
+            raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
+        if x.ndim != 4 or tuple(x.shape[1:]) != self.image_shape:
+            wanted = " x ".join(str(side) for side in self.image_shape)
+            got = " x ".join(str(side) for side in x.shape)
+            raise MspcapsError(f"the model takes batches of {wanted} (channels, height, width), not {got}")
+        return self.normalize(x)
+
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the feature maps of all blocks, finest first."""
-        maps, x = [], self.normalize(x)
+        maps, x = [], self.normalized(x)
         for block in self.blocks:
             x = block(x)
             maps.append(x)
@@ -107,7 +118,7 @@ class MSRB(nn.Module):
         layers = self.layers()
         depth = len(layers) // len(self.blocks)
         return backbone(
-            self.normalize(x).to(layers[0].conv.weight.dtype),
+            self.normalized(x).to(layers[0].conv.weight.dtype),
             [layer.conv.weight for layer in layers],
             [layer.bn.weight for layer in layers],
             [layer.bn.bias for layer in layers],

@@ -1,5 +1,6 @@
 """Weights on disk: safetensors with everything in the header that is needed to build the model again."""
 
+import difflib
 import inspect
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
 from mspcaps.models.layers import use_channels_last
-from mspcaps.models.registry import create_model
+from mspcaps.models.registry import create_model, list_models
 
 
 def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, **about: Any) -> None:
@@ -21,7 +22,18 @@ def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None
     tensors = model.state_dict() if tensors is None else tensors
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"model": json.dumps(model.config), **{key: json.dumps(value) for key, value in about.items()}}
-    write_atomically(path, save(tensors, metadata=header))
+    write_atomically(path, in_order(save(tensors, metadata=header)))
+
+
+def in_order(content: bytes) -> bytes:
+    """The same safetensors file with its metadata sorted: the library writes them in any order, but equal weights are
+    to have equal files."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def class_names(model: nn.Module) -> tuple[str, ...]:
@@ -66,6 +78,8 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What `save_weights` wrote: the header and the tensors, as they are stored."""
     if not path.is_file():
         raise MspcapsError(f"there is no weights file {path}")
+    if path.suffix.lower() in (".onnx", ".pt2"):
+        raise MspcapsError(f"{path} is an exported file: `mspcaps predict` takes .onnx, torch.export.load takes .pt2")
     try:
         with safe_open(path, framework="pt") as file:
             header = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
@@ -77,6 +91,31 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise MspcapsError(f"{path} was not written by mspcaps: its header names no model")
     if unknown := config.keys() - inspect.signature(create_model).parameters.keys():
         raise MspcapsError(f"{path} needs a newer mspcaps: the model has a {sorted(unknown)[0]!r}")
+    if config["name"] not in list_models():
+        close = difflib.get_close_matches(config["name"], list_models(), n=1)
+        hint = f" (is it {close[0]!r}?)" if close else ""
+        raise MspcapsError(f"{path} holds a {config['name']}, which no code that was imported registers{hint}")
+    check_header(header, path)
     if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
         raise MspcapsError(f"{path} holds weights that are not finite numbers")
     return header, tensors
+
+
+def check_header(header: dict[str, Any], path: Path) -> None:
+    """Names of classes and recipe are shown and looked up everywhere: a file put together by hand may have others."""
+    classes, recipe, count = header.get("classes"), header.get("recipe"), header["model"].get("num_classes")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise MspcapsError(f"{path}: the classes of its header are not a list of names")
+    if classes is not None and count is not None and len(classes) != count:
+        raise MspcapsError(f"{path}: its header names {len(classes)} classes, but the model has {count}")
+    if recipe is not None and not isinstance(recipe, dict):
+        raise MspcapsError(f"{path}: the recipe of its header is not a table")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    while inner := model._modules.get("_orig_mod") or (
+        None if hasattr(model, "config") else model._modules.get("module")
+    ):
+        model = inner
+    return model

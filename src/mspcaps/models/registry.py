@@ -2,7 +2,9 @@
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Protocol, TypeVar
 
 from torch import nn
@@ -53,15 +55,23 @@ def create_model(
         close = difflib.get_close_matches(name, _builders, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`mspcaps models` lists them."
         raise MspcapsError(f"there is no model {name!r}: {hint}")
-    sides = tuple(img_size) if isinstance(img_size, Sequence) else (img_size, img_size)
-    if len(sides) != 2:
-        raise MspcapsError(f"img_size is {img_size}, but must be one or two numbers of pixels")
+    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
+        raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
     size = int(sides[0]), int(sides[1])
     for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
+        if not isinstance(value, Integral):
+            raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
         if value < least:
             raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
-    mean = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
-    std = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
+    num_classes, in_chans = int(num_classes), int(in_chans)
+    try:
+        mean = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
+        std = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
+    except (TypeError, ValueError) as error:
+        raise MspcapsError(f"mean and std are lists of numbers, one per channel, not {mean!r} and {std!r}") from error
+    if not all(map(math.isfinite, (*mean, *std))):
+        raise MspcapsError(f"mean and std must be finite, not {mean} and {std}")
     if len(mean) != in_chans or len(std) != in_chans:
         raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
     model = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)

@@ -127,8 +127,8 @@ class Comparison:
         if found is None:
             missing = [f"`{side.model}`" for side, g in ((self.better, self.a), (self.worse, self.b)) if g is None]
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not trained yet"
-        if found.margin is None:
-            way = "points that way" if found.gap > 0 else "points the other way"
+        if found.margin is None and min(self.a.last.n, self.b.last.n) == 1:  # type: ignore[union-attr]
+            way = "points that way" if found.gap > 0 else "points the other way" if found.gap < 0 else "no difference"
             return f"{way}, but one run tells nothing of the spread"
         if not found.clear:
             return "too close to tell"

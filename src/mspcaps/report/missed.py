@@ -45,35 +45,42 @@ def explained(row: Row, trials: list[Group]) -> Missed:
     )
     recipe = resolved(load_recipe(f"paper/{row.dataset}/{row.model}"))
     tried = [(changes(g.first.recipe, recipe), g) for g in trials if (row.model, row.dataset) == of(g)]
-    base = next((group for words, group in tried if not words), None)
-    if base is None:
+    bases = {length(group): group for words, group in tried if not words}
+    changed = [(words, group, bases.get(length(group))) for words, group in tried if words]
+    if not changed:
         return Missed(sentence, (), "Nothing else has been tried yet.")
-    epochs, held_out = (base.first.recipe[key] for key in ("epochs", "held_out"))
-    compared = [
-        (words, group, Difference.of(group.last, base.last))
-        for words, group in tried
-        if words and (group.first.recipe["epochs"], group.first.recipe["held_out"]) == (epochs, held_out)
-    ]
-    sentence += (
-        f" Tried in its place, with {epochs} epochs on all but {held_out:,} training images and measured on those, "
-        f"last epoch; the recipe as it is reaches {with_n(base.last)}:"
-    )
-    better = [words for words, _, difference in compared if difference.clear and difference.gap > 0]
+    sentence += " Tried in its place, on training images that were held out, last epoch:"
+    better = [words for words, group, base in changed if base and clearly(group, base)]
     found = f"Clearly better: {' and '.join(better)}." if better else "None is clearly better."
-    return Missed(sentence, tuple(told(*one) for one in compared), found)
+    return Missed(sentence, tuple(told(*one) for one in changed), found)
+
+
+def length(group: Group) -> tuple[int, int]:
+    """Trials are compared with what trained as long on as many images."""
+    return group.first.recipe["epochs"], group.first.recipe["held_out"]
+
+
+def clearly(group: Group, base: Group) -> bool:
+    difference = Difference.of(group.last, base.last)
+    return difference.clear and difference.gap > 0
 
 
 def of(group: Group) -> tuple[str, str]:
     return group.first.model, group.first.dataset
 
 
-def told(words: str, group: Group, difference: Difference) -> str:
+def told(words: str, group: Group, base: Group | None) -> str:
+    epochs, held_out = length(group)
+    text = f"{words}: {with_n(group.last)} after {epochs} epochs on {held_out:,} images"
+    if base is None:
+        return f"{text}; the recipe as it is was not measured so"
+    difference = Difference.of(group.last, base.last)
     interval = f" (95 % interval {between(difference)})" if difference.margin else ""
-    return f"{words}: {with_n(group.last)}, {signed(difference.gap, 2)}{interval}"
+    return f"{text}, the recipe as it is {with_n(base.last)}, {signed(difference.gap, 2)}{interval}"
 
 
 def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     """In what a trial departs from the recipe, in words; nothing for the recipe as it is."""
-    said = [f"initial {name} × {factor:g}" for name, factor in trial["initial_scale"].items()]
+    said = [f"initial {name} × {factor:g}" for name, factor in trial["initial_scale"].items() if factor != 1]
     said += [f"{k} {trial[k]}" for k, v in recipe.items() if k not in {*SHORTENED, "initial_scale"} and trial[k] != v]
     return ", ".join(said)

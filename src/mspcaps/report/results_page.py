@@ -72,7 +72,7 @@ def section(table: Table) -> str:
     claim = f'<p class="note">The paper concludes: {escape(source.claim)}</p>' if source and source.claim else ""
     data = f'<p class="note under">Data: {escape(" ".join(table.provenances))}</p>' if table.provenances else ""
     compared = baselines(table) if source and source.baselines else ""
-    anchor = source.anchor if source else table.title.split()[0].lower()
+    anchor = source.anchor if source else table.title.split()[0].lower().replace("runs", "beyond")
     rows = "".join(row_html(row, table) for row in table.rows)
     heads = head_cells((*table.heads, *HEADS[:FIGURES]), len(table.heads))
     return (
@@ -188,7 +188,7 @@ def curve_pair(row: Row) -> str:
     return (
         f'<h3 class="of">{escape(title)}</h3><div class="pair">'
         f"<figure><h3>Accuracy on the {measured} images, in percent</h3>{accuracy}</figure>"
-        f"<figure><h3>Margin loss on the training images, logarithmic</h3>{loss}</figure></div>"
+        f"<figure><h3>Loss on the training images, logarithmic</h3>{loss}</figure></div>"
     )
 
 

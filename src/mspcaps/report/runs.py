@@ -11,7 +11,7 @@ from typing import Any
 from mspcaps.data.catalog import CATALOG
 from mspcaps.errors import MspcapsError
 from mspcaps.training.ledger import read_entry
-from mspcaps.training.recipe import Recipe, list_recipes, load_recipe
+from mspcaps.training.recipe import Recipe, filled, list_recipes, load_recipe
 
 _NEEDED = {  # of an entry, and of the tables inside it
     "": ("model", "params", "dataset", "provenance", "recipe", "seed", "accuracy", "curve", "seconds", "device"),
@@ -147,13 +147,8 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """As the ledger has it: what a recipe leaves to the data set filled in; without the seed."""
-    known = CATALOG.get(recipe.data)
-    values = recipe.to_dict()
-    if known and recipe.augment is None:
-        values["augment"] = vars(known.augment)
-    if known and recipe.image_size is None:
-        values["image_size"] = known.image_size[0]
+    """As the ledger has it, without the seed."""
+    values = filled(recipe).to_dict()
     values.pop("seed")
     return values
 

@@ -22,6 +22,7 @@ class World:
 
     rank: int = 0
     size: int = 1
+    device: torch.device | str = "cpu"
 
     @property
     def leads(self) -> bool:
@@ -34,6 +35,22 @@ class World:
             for tensor in tensors:
                 dist.all_reduce(tensor)
                 tensor /= self.size
+
+    def any(self, flags: list[bool]) -> list[bool]:
+        """For each flag, whether some process has it set: what all of them do next, all must decide alike."""
+        if self.size == 1:
+            return flags
+        found = torch.tensor(flags, dtype=torch.float32, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return [bool(flag) for flag in found.tolist()]
+
+    def agrees(self, *numbers: int) -> bool:
+        """Whether all processes have the same numbers."""
+        if self.size == 1:
+            return True
+        found = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)  # of all, and of all negated: the largest and the smallest
+        return bool((found[: len(numbers)] == -found[len(numbers) :]).all())
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -48,7 +65,7 @@ def join_world(device: torch.device) -> World:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(leave_world)  # not after a run: a process may train several
-    return World(dist.get_rank(), size)
+    return World(dist.get_rank(), size, device)
 
 
 def leave_world() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
-from mspcaps.training.recipe import Recipe, differences
+from mspcaps.training.recipe import Recipe, differences, filled
 
 
 def entry_path(results: Path, recipe: Recipe) -> Path:
@@ -24,11 +25,25 @@ def write_entry(results: Path, recipe: Recipe, entry: dict[str, Any]) -> Path:
     return path
 
 
+def check_writable(results: Path, recipe: Recipe) -> None:
+    """Before the training, not after it."""
+    folder = entry_path(results, recipe).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise MspcapsError(f"the ledger cannot be written into {folder}: {error.strerror or error}") from error
+
+
 def read_entry(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise MspcapsError(f"{path} is not a ledger entry: {error}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
+        raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
+    return entry
 
 
 def device_name(device: torch.device) -> str:
@@ -66,7 +81,7 @@ def is_in_ledger(results: Path, recipe: Recipe) -> bool:
     path = entry_path(results, recipe)
     if not path.is_file():
         return False
-    # What a recipe leaves to the data set is filled in there.
+    recipe = filled(recipe)  # as in the ledger; of own images it is not known here what is left to them
     differing = [key for key in differences(recipe, read_entry(path)["recipe"]) if getattr(recipe, key) is not None]
     if differing:
         raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")

@@ -36,7 +36,9 @@ class Plan:
 
     def _layout(self, n: int, batch_size: int, seed: int, rank: int, world: int) -> None:
         if n < batch_size:
-            raise MspcapsError(f"a batch of {batch_size} is larger than the training set of {n} images")
+            raise MspcapsError(
+                f"a batch of {batch_size} is larger than the training set of {n} images: choose a batch_size up to {n}"
+            )
         if batch_size % world:
             raise MspcapsError(f"a batch of {batch_size} does not divide among {world} processes")
         self.n, self.seed, self.rank, self.world = n, seed, rank, world

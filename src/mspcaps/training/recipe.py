@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import hashlib
+import math
 import re
 import tomllib
 import typing
@@ -56,6 +57,12 @@ class Recipe:
     """Decides initial weights, order of images and augmentation."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, Path):
+            object.__setattr__(self, "data", str(self.data))
+        if isinstance(self.augment, dict):
+            augment = Augmentation(**_checked(self.augment, Augmentation, "the recipe, augment"))
+            object.__setattr__(self, "augment", augment)
+        _checked(vars(self), Recipe, "the recipe")
         for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
@@ -66,8 +73,10 @@ class Recipe:
         if not self.name or re.search(r"[/\\\0]", self.name) or len(self.run_name.encode()) > LONGEST_NAME:
             raise MspcapsError(f"the name {self.name!r} cannot be that of a folder: shorten it, and leave out slashes")
         for name in ("lr", "weight_decay", "min_lr", "warmup_start"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if not 0 <= getattr(self, name) < math.inf:
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a number that is not negative")
+        if self.warmup_start > 1:
+            raise MspcapsError(f"warmup_start is {self.warmup_start}, but is a share of lr and must be at most 1")
 
     @property
     def dataset(self) -> str:
@@ -84,6 +93,15 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def filled(recipe: Recipe) -> Recipe:
+    """With what it leaves to a data set of the catalog, as the ledger has it."""
+    known = CATALOG.get(recipe.data)
+    if known is None:
+        return recipe
+    size = recipe.image_size or known.image_size[0]
+    return replace(recipe, augment=recipe.augment or known.augment, image_size=size)
 
 
 def measured_on(held_out: int) -> str:

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +18,12 @@ from mspcaps.models.layers import use_channels_last
 from mspcaps.training.distributed import World
 from mspcaps.training.optimizer import FlatAdamW
 from mspcaps.training.plan import Plan, StreamingPlan
-from mspcaps.training.recipe import Recipe
+from mspcaps.training.recipe import Recipe, filled
 from mspcaps.training.step import Form, Step, compiler_works
 
 SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
 WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
+READING_EVERY = 5.0  # seconds between two lines
 MEASURED = 2000  # own images that mean and deviation are taken from
 
 
@@ -59,9 +62,11 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
-def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
+def load_images(
+    recipe: Recipe, device: torch.device, say: Callable[[str], None] = lambda line: None
+) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
     """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
-    train, test = load_splits(recipe, device)
+    train, test = load_splits(recipe, device, say)
     if not recipe.held_out:
         return train, test
     if not isinstance(train, ImageSet):
@@ -69,7 +74,9 @@ def load_images(recipe: Recipe, device: torch.device) -> tuple[ImageSet | Folder
     return train.split(recipe.held_out)
 
 
-def load_splits(recipe: Recipe, device: torch.device) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
+def load_splits(
+    recipe: Recipe, device: torch.device, say: Callable[[str], None]
+) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
     """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
     path = Path(recipe.data).expanduser()
     wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
@@ -83,7 +90,21 @@ def load_splits(recipe: Recipe, device: torch.device) -> tuple[ImageSet | Folder
     test = replace(test, size=size, channels=train.channels)
     if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
         return train, test
-    return train.resident().to(device), test.resident()
+    progress = now_and_then(say)
+    return train.resident(progress).to(device), test.resident(progress)
+
+
+def now_and_then(say: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
+    """Says how far reading has come, every few seconds."""
+    last = time.monotonic()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= READING_EVERY:
+            last = time.monotonic()
+            say(f"reading {what}: {done:,} of {total:,} pictures")
+
+    return progress
 
 
 def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
@@ -103,11 +124,23 @@ def free_bytes(device: torch.device) -> int:
 
 def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
     """The recipe with what it left to the data set filled in."""
-    augment = recipe.augment
-    if augment is None:  # of own images only this is known: a small shift leaves the class as it is
-        augment = facts(recipe.data).augment if recipe.data in CATALOG else Augmentation(crop=min(train.size) // 8)
     size = train.size[0] if train.size[0] == train.size[1] else recipe.image_size
-    return replace(recipe, augment=augment, image_size=size)
+    return replace(filled(recipe), augment=filled(recipe).augment or own_augment(train.size), image_size=size)
+
+
+def own_augment(size: tuple[int, int]) -> Augmentation:
+    """Of own images only this is known: a small shift leaves the class as it is."""
+    return Augmentation(crop=min(size) // 8)
+
+
+def size_of_own(recipe: Recipe) -> tuple[int, int]:
+    """What size own images will have in training."""
+    if recipe.image_size:
+        return recipe.image_size, recipe.image_size
+    path = Path(recipe.data).expanduser()
+    folder = path.is_dir() and not (path / "manifest.json").is_file()
+    found = open_folder(path, "train").size if folder else load_dataset(recipe.data, "train").size
+    return at_least(found, SMALLEST)
 
 
 def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:

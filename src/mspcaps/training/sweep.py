@@ -11,7 +11,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,9 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
-from mspcaps.training.ledger import entry_path, is_in_ledger, read_entry
-from mspcaps.training.recipe import Recipe, checked_fields, load_recipe, override
+from mspcaps.training.ledger import device_name, entry_path, is_in_ledger, read_entry
+from mspcaps.training.recipe import Recipe, checked_fields, filled, load_recipe, override
+from mspcaps.training.setup import SMALLEST
 from mspcaps.training.trainer import FindWeights, Listener, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
@@ -61,27 +62,36 @@ def load_sweep(path: Path) -> list[Recipe]:
         if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds) or "seed" in run:
             raise MspcapsError(f"{path}: the seeds of a run are a list of whole numbers, seeds = [0, 1, 2]")
         changes = checked_fields(run, str(path))
-        wanted = [override(base, seed=seed, **changes) for seed in seeds]
-        recipes += [recipe for recipe in wanted if recipe not in recipes]
+        for seed in seeds:
+            recipe = override(base, seed=seed, **changes)
+            if recipe not in recipes:
+                recipes.append(recipe)
     return recipes
 
 
-def share_of_device(model: str, device: torch.device) -> float:
-    """How much of the device a run of this model takes: 1 if it fills it."""
+def share_of_device(recipe: Recipe, device: torch.device) -> float:
+    """How much of the device a run takes: 1 if it fills it."""
     if device.type != "cuda":
         return 1.0
-    return min(1.0, max(0.25, summarize(model).macs / FILLS_A_GPU))
+    macs = summarize(recipe.model, img_size=filled(recipe).image_size or SMALLEST).macs
+    return min(1.0, max(0.25, macs / FILLS_A_GPU))
 
 
-def expected_seconds(recipe: Recipe, out: Path, results: Path) -> float:
-    """By what finished runs of the same model and data took, for the epochs that are still to do; nothing is known
-    before the first."""
-    folder = entry_path(results, recipe).parent
-    entries = [read_entry(path) for path in folder.glob("*.json")]
+def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: Path) -> float:
+    """By what finished runs of the same model and data took on such a device, for the epochs that are still to do;
+    nothing is known before the first."""
+    entries = []
+    for path in entry_path(results, recipe).parent.glob("*.json"):
+        with suppress(MspcapsError):  # the report will name what cannot be read
+            entries.append(read_entry(path))
+    here = device_name(device)
+    took = [
+        e["seconds"]["per_epoch"] for e in entries if e.get("device") == here and "per_epoch" in e.get("seconds", {})
+    ]
     epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
     if checkpoint.is_file():
         epochs -= read_checkpoint(checkpoint)[0]["epoch"]
-    return max((entry["seconds"]["per_epoch"] * epochs for entry in entries), default=0.0)
+    return max(took, default=0.0) * epochs
 
 
 def run_sweep(
@@ -106,18 +116,18 @@ def run_sweep(
     running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
-    shares = {recipe.model: share_of_device(recipe.model, device) for recipe in waiting}
+    shares = {id(recipe): share_of_device(recipe, device) for recipe in waiting}
     report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
     with ThreadPoolExecutor(max_workers=4) as pool, ExitStack() as leaving:
         leaving.push(lambda error, *_: stop.set() if error else None)  # runs that go on save their checkpoints and end
         while waiting or running:
             for recipe in list(waiting):
-                share = shares[recipe.model]
+                share = shares[id(recipe)]
                 if sum(running.values()) + share > 1 or stop.is_set():
                     break
                 waiting.remove(recipe)
                 try:
-                    late = time.monotonic() + expected_seconds(recipe, out, results) > deadline
+                    late = time.monotonic() + expected_seconds(recipe, device, out, results) > deadline
                 except MspcapsError as error:  # a damaged checkpoint or entry
                     outcomes.append(Outcome(recipe, "failed", str(error)))
                     report(f"{outcomes[-1].name} failed {error}")
@@ -167,7 +177,7 @@ def _one(
         with own_stream(device):
             trainer = Trainer(
                 recipe, device, out=out, results=results, listener=listener, side_by_side=together,
-                find_weights=find_weights, stop=stop,
+                find_weights=find_weights, stop=stop, say=lambda line: None,
             )  # fmt: skip
             result = trainer.run(deadline)
     except MspcapsError as error:

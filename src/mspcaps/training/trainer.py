@@ -27,7 +27,7 @@ from mspcaps.training import ledger
 from mspcaps.training.checkpoint import CHECKPOINT, load_checkpoint, run_folder, save_checkpoint
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
 from mspcaps.training.evaluator import Evaluator
-from mspcaps.training.recipe import Recipe, differences
+from mspcaps.training.recipe import Recipe, differences, measured_on
 from mspcaps.training.schedule import learning_rate
 from mspcaps.training.setup import (
     build_model,
@@ -87,18 +87,19 @@ class Trainer:
         say: Callable[[str], None] = print,
         stop: threading.Event | None = None,
     ) -> None:
-        self.device, self.listener, self.save_every, self.results = device, listener, save_every, results
+        self.device, self.listener, self.save_every, self.results = device, listener, save_every, Path(results)
         self.stop = stop or threading.Event()  # once set, the run ends after the chunk of steps that it is at
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.autocast = working_precision(device)
-        train, test = load_images(recipe, device)
+        self.say = say if self.world.leads else lambda line: None
+        train, test = load_images(recipe, device, self.say)
         self.recipe = resolve(recipe, train)
-        self.classes = train.classes
-        self.folder = run_folder(out, self.recipe)
+        self.classes, self.images = train.classes, (len(train), len(test), train.channels, *train.size)
+        self.folder = run_folder(Path(out), self.recipe)
         with preparing:
             self.model = build_model(self.recipe, train)
-        self.initial = self.begin_from(find_weights, say)
+        self.initial = self.begin_from(find_weights)
         self.model.to(device).train()
         if self.world.size > 1:
             synchronize_batchnorm(self.model)
@@ -115,7 +116,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.best_is_new = False
 
-    def begin_from(self, find_weights: FindWeights, say: Callable[[str], None]) -> dict[str, str] | None:
+    def begin_from(self, find_weights: FindWeights) -> dict[str, str] | None:
         """Take over what fits of the recipe's initial weights, unless a checkpoint is there: that knows more.
 
         What comes with the package is found by `weights`, which stands to our right: hence `find_weights`.
@@ -123,8 +124,7 @@ class Trainer:
         if not self.recipe.init or (self.folder / CHECKPOINT).is_file():
             return None
         done = transfer(self.model, find_weights(self.recipe.init), self.classes, self.recipe.init)
-        if self.world.leads:
-            say(str(done))
+        self.say(str(done))
         return {"sha256": done.sha256, "transfer": str(done)}
 
     def run(self, deadline: float = math.inf) -> Result | None:
@@ -133,12 +133,28 @@ class Trainer:
         busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
             ledger.is_in_ledger(self.results, self.recipe)  # a finished run is not overwritten by another one
+            ledger.check_writable(self.results, self.recipe)
+            self.say(self.about())
             return self.train(deadline)
+
+    def about(self) -> str:
+        """What is trained on what, in one line: people are to see at once that sizes are not what they thought."""
+        train, test, *shape = self.images
+        params = sum(p.numel() for p in self.model.parameters())
+        return (
+            f"{self.recipe.dataset}: {train:,} training and {test:,} {measured_on(self.recipe.held_out)} images of "
+            f"{len(self.classes)} classes, {' x '.join(map(str, shape))}; {self.recipe.model}, {params:,} parameters; "
+            f"{self.recipe.epochs} epochs on {ledger.device_name(self.device)}"
+        )
 
     def train(self, deadline: float) -> Result | None:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         self.resume()
+        if not self.world.agrees(self.epoch, self.steps_done):
+            raise MspcapsError(f"the processes go on from different checkpoints: all must see one {self.folder}")
+        if self.form != "eager":
+            self.say("compiling, which takes up to a minute the first time")
         if self.form == "captured":
             with preparing:
                 self.plan.begin(self.epoch)
@@ -146,6 +162,8 @@ class Trainer:
                 self.step.capture()
                 if isinstance(self.evaluator.data, ImageSet):
                     self.evaluator.capture()
+                else:
+                    self.evaluator.add_up()  # compiles
         self.started = saved = time.monotonic()
         while self.epoch < self.recipe.epochs:
             self.optimizer.lr.fill_(learning_rate(self.recipe, self.epoch))
@@ -155,15 +173,18 @@ class Trainer:
                 if self.device.type == "cpu":  # elsewhere reading the loss would make the device wait for us
                     self.check_finite()
                 self.listener(self)
-                if self.stop.is_set() and self.steps_done < self.plan.steps:
-                    self.save()
-                    return None
-                if time.monotonic() - saved >= self.save_every and self.steps_done < self.plan.steps:
+                if self.steps_done == self.plan.steps:
+                    break
+                stop, due = self.world.any([self.stop.is_set(), time.monotonic() - saved >= self.save_every])
+                if stop or due:
                     self.save()
                     saved = time.monotonic()
+                if stop:
+                    return None
             self.close_epoch()
-            ends = time.monotonic() > deadline or self.stop.is_set()
-            if ends or time.monotonic() - saved >= self.save_every:
+            late = time.monotonic() > deadline or self.stop.is_set()
+            ends, due = self.world.any([late, time.monotonic() - saved >= self.save_every])
+            if ends or due:
                 self.save()
                 saved = time.monotonic()
             if ends and self.epoch < self.recipe.epochs:
@@ -197,9 +218,15 @@ class Trainer:
         return self.seconds + time.monotonic() - self.started
 
     def save(self) -> None:
-        if not self.world.leads:
-            return
+        """A checkpoint, by the process that leads; all of them come here at the same step."""
         self.check_finite()  # the last good checkpoint is worth more
+        tensors = self.checkpoint_tensors() | {"loss_sum": self.step.loss_sum.clone()}
+        self.world.average([tensors["loss_sum"]])  # each process will go on from it
+        if self.world.leads:
+            self.write(tensors)
+        self.world.barrier()  # nobody looks for a checkpoint that is not there yet
+
+    def write(self, tensors: dict[str, Tensor]) -> None:
         if self.best_is_new:  # written first: a checkpoint never speaks of a best file that is not there
             self.save_weights("best", self.best)
             self.best_is_new = False
@@ -207,7 +234,7 @@ class Trainer:
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
             "history": [vars(row) for row in self.history], "initial": self.initial, "images": self.plan.n,
         }  # fmt: skip
-        save_checkpoint(self.folder / CHECKPOINT, self.checkpoint_tensors(), progress)
+        save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
     def save_weights(self, which: str, tensors: dict[str, Tensor]) -> Path:
         path = self.folder / f"{which}.safetensors"

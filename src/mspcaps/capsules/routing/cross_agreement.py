@@ -34,7 +34,7 @@ class CrossAgreementRouting(nn.Module):
         """Shared weights -> votes of the fine capsules and of the coarse one above them [k, b, m + 1, j, e]."""
         u1 = group_fine(u1, self.fine, self.coarse).transpose(0, 1)  # [k, b, m, d]
         u = torch.cat([u1, u2.transpose(0, 1).unsqueeze(2)], dim=2)  # [k, b, m + 1, d]
-        votes = torch.bmm(u.flatten(1, 2), self.w2.flatten(2))  # [k, b (m + 1), j e]
+        votes = torch.bmm(u.flatten(1, 2).to(self.w2.dtype), self.w2.flatten(2))  # [k, b (m + 1), j e]
         return votes.view(*u.shape[:3], self.n_out, self.d_out)
 
     def votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,9 +43,9 @@ class CrossAgreementRouting(nn.Module):
             votes = self.joint_votes(u1, u2)
             return votes[:, :, :-1], votes[:, :, -1]
         u1 = group_fine(u1, self.fine, self.coarse).permute(1, 2, 0, 3)  # [k, m, b, d]
-        fine = torch.bmm(u1.flatten(0, 1), self.w1.flatten(2))  # [k m, b, j e]
+        fine = torch.bmm(u1.flatten(0, 1).to(self.w1.dtype), self.w1.flatten(2))  # [k m, b, j e]
         fine = fine.view(*u1.shape[:3], self.n_out, self.d_out).transpose(1, 2)
-        coarse = torch.bmm(u2.transpose(0, 1), self.w2.flatten(2))  # [k, b, j e]
+        coarse = torch.bmm(u2.transpose(0, 1).to(self.w2.dtype), self.w2.flatten(2))  # [k, b, j e]
         return fine, coarse.view(*coarse.shape[:2], self.n_out, self.d_out)
 
     def agreements(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ class DynamicRouting(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         b, n, _ = u.shape
-        votes = torch.bmm(u.transpose(0, 1), self.w.flatten(2)).view(n, b, self.n_out, self.d_out)  # [i, b, j, e]
-        votes = at_least_fp32(votes)
+        votes = torch.bmm(u.transpose(0, 1).to(self.w.dtype), self.w.flatten(2))  # [i, b, j e]
+        votes = at_least_fp32(votes).view(n, b, self.n_out, self.d_out)
         logits = votes.new_zeros(n, b, self.n_out)  # [i, b, j]
         for iteration in range(self.iterations):
             coupling = logits.softmax(-1)  # [i, b, j], sums to one over j
