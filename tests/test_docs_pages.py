@@ -68,3 +68,19 @@ def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:
         key for row in table.splitlines() if row.startswith("| `") for key in re.findall(r"`(\w+)`", row.split("|")[1])
     ]
     assert sorted(told) == sorted(entry)
+
+
+@pytest.mark.timeout(120)
+def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict = {}
+    text = page("python.md")
+    for code in blocks("python", text):
+        exec(code, names)
+    shapes = [names[name].shape for name in ("scores", "capsules")] + [
+        t.shape for t in names["primary"] + names["maps"]
+    ]
+    assert [str(list(shape)) for shape in shapes] == re.findall(r"\[8, [\d, ]+\]", text)
+    assert names["other"].config["num_classes"] == 5 and names["result"].recipe.name == "quickstart+epochs=1"
+    assert names["again"].about["classes"] == list(names["data"].classes)

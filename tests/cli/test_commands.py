@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from cli_makers import TINY, draw, trained
 
+import mspcaps
 from mspcaps.cli import COMMANDS
 from mspcaps.cli.commands import AugmentChanges, Changes, ScaleChanges, choose_recipe, parse_duration
-from mspcaps.cli.progress import clock
+from mspcaps.cli.progress import clock, counting, per_second
 from mspcaps.data import Augmentation
 from mspcaps.files import size_of
 from mspcaps.models.initial import KINDS
@@ -78,6 +79,53 @@ def test_from_a_folder_of_pictures_to_answers(say, place):
     assert re.match(
         r"pictures/disc/0\.png: (disc|square) \d\.\d{3}, (disc|square) \d\.\d{3}$", spoken.out.splitlines()[0]
     )
+
+
+def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
+    draw(place / "pictures")
+    first = say("train", "--data", "pictures", *TINY)
+    (weights,) = place.rglob("last.safetensors")
+    written = weights.stat().st_mtime_ns
+    again = say("train", "--data", "pictures", *TINY)
+    assert again.status == 0 and again.out.startswith("done already: ") and str(weights.name) in again.out
+    assert weights.stat().st_mtime_ns == written
+    assert "pictures: 10 training and 2 test images of 2 classes, 1 x 32 x 32; mspcaps_t_scale16, " in first.out
+    assert say("train", "--data", "pictures", *TINY, "--again").status == 0
+    assert weights.stat().st_mtime_ns > written
+
+
+def test_one_change_of_the_augmentation_leaves_the_rest(say, place):
+    draw(place / "pictures", size=48)
+    for words, expected in (((), 6), (("--image-size", 32), 4)):
+        assert say("train", "--data", "pictures", *TINY, *words, "--augment.flip").status == 0
+        entry = json.loads(
+            max(place.glob("results/pictures/*/*.json"), key=lambda path: path.stat().st_mtime).read_text()
+        )
+        assert entry["recipe"]["augment"] == {"crop": expected, "flip": True, "rotate": 0.0}
+
+
+def test_version(say):
+    assert say("--version").out == f"mspcaps {mspcaps.__version__}\n"
+
+
+def test_eval_says_which_pictures_it_took(say, place):
+    weights = trained(place / "w.safetensors")
+    draw(place / "pictures")
+    spoken = say("eval", weights, "--data", "pictures")
+    assert f"{place / 'pictures'}, test: 2 images\na fifth of each class" in spoken.out
+    assert re.search(r"calibration error [\d.]+ % at a mean confidence of [\d.]+ %", spoken.out)
+    assert "a fifth" not in say("eval", weights, "--data", "pictures", "--split", "all").out
+    (place / "pictures").rename(place / "elsewhere")
+    assert "the weights were trained on pictures, which is not here" in say("eval", weights).err
+
+
+def test_long_counting_without_a_terminal_tells_now_and_then(capsys, monkeypatch):
+    moments = iter([0.0, 1.0, 6.0, 6.0, 7.0])
+    monkeypatch.setattr("mspcaps.cli.progress.time.monotonic", lambda: next(moments))
+    with counting() as progress:
+        for done in (1, 2, 3):
+            progress("evaluating", done, 3)
+    assert capsys.readouterr().err == "evaluating: 2 of 3\n"
 
 
 def test_sweep(say, place):
@@ -175,6 +223,7 @@ def test_help_comes_without_torch():
 
 
 def test_small_words():
+    assert [per_second(rate) for rate in (1234.5, 12.3, 0.034)] == ["1,234 images/s", "12 images/s", "0.034 images/s"]
     assert [clock(s) for s in (9, 75, 3675)] == ["0:09", "1:15", "1:01:15"]
     assert [size_of(n) for n in (12, 1500, 692_000, 21_900_000)] == ["12 B", "1.5 kB", "692 kB", "21.9 MB"]
     assert [parse_duration(t) for t in ("90", "540s", "9m", "1.5h")] == [90, 540, 540, 5400]

@@ -1,9 +1,12 @@
 """The page of an explanation: whole, self-contained, about the right classes; and the command that writes it."""
 
+import base64
+import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,7 +14,7 @@ from PIL import Image
 import mspcaps
 from mspcaps.cli import main
 from mspcaps.explain import explain
-from mspcaps.explain.drawing import rectangle
+from mspcaps.explain.drawing import heat_drawing, rectangle
 from mspcaps.explain.files import free_name, page_name
 from mspcaps.explain.geometry import Rect
 from mspcaps.explain.page import choose_classes, closeness, render
@@ -93,6 +96,20 @@ def test_names_of_pages():
     assert [free_name(name, taken) for name in ("a", "A", "b", "a")] == ["a", "A-2", "b", "a-3"]
 
 
+def test_a_long_name_of_a_picture_is_shortened_and_still_its_own():
+    names = {page_name(Path("a" * 240 + letter + ".png")) for letter in "bc"}
+    assert len(names) == 2 and all(len(name) < 200 for name in names)
+
+
+def test_nothing_does_not_look_like_much():
+    faint, strong = (heat_drawing(torch.full((8, 8), value), value, "x") for value in (1e-9, 1.0))
+    alphas = []
+    for drawing in (faint, strong):
+        png = base64.b64decode(re.search(r"base64,([^\"]+)", drawing)[1])
+        alphas.append(np.asarray(Image.open(io.BytesIO(png)))[..., 3].max())
+    assert alphas[0] == 0 and alphas[1] > 200
+
+
 def test_words_for_the_distance():
     assert "far behind" in closeness(0.9, 0.1, "x") and "close behind" in closeness(0.9, 0.8, "x")
     assert "not sure" in closeness(0.2, 0.1, "x")
@@ -108,8 +125,10 @@ def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
     status = main(["explain", str(path), "one", "broken.png", "two/a.png", "--out", "pages", "--class", CLASSES[0]])
     spoken = capsys.readouterr()
     assert status == 1, "one of them failed"
-    assert sorted(page.name for page in (tmp_path / "pages").iterdir()) == ["one-a.html", "two-a.html"]
-    assert "pages/one-a.html" in spoken.out and "pages/two-a.html" in spoken.out
+    written = sorted((tmp_path / "pages" / "w").iterdir())  # another model's pages go elsewhere
+    assert [page.name for page in written] == ["one-a-cat___dog.html", "two-a-cat___dog.html"]
+    assert "pages/w/one-a-cat___dog.html" in spoken.out and f"{CLASSES[0]} 0." in spoken.out
+    assert "seen by w<" in written[0].read_text(encoding="utf-8")
     assert "broken.png" in spoken.err and "Traceback" not in spoken.err
 
 

@@ -21,7 +21,7 @@ def evaluation() -> Evaluation:
     scores = torch.tensor([[0.9, 0.1, 0.1], [0.8, 0.2, 0.1], [0.1, 0.9, 0.0], [0.1, 0.2, 0.7], [0.6, 0.1, 0.5]])
     labels = torch.tensor([0, 0, 1, 2, 2])
     confusion = torch.tensor([[2, 0, 0], [0, 1, 0], [1, 0, 1]])
-    return Evaluation(80.0, 5, 0.1, 1.0, confusion, scores, labels, CLASSES)
+    return Evaluation(80.0, 5, 0.1, 70.0, 1.0, confusion, scores, labels, CLASSES)
 
 
 def page(channels: int = 3) -> Page:
@@ -68,7 +68,7 @@ def test_the_page_is_whole_and_needs_nothing_else(channels):
 def test_a_faultless_model_has_no_wrong_examples():
     found = evaluation()
     perfect = Evaluation(
-        100.0, 4, 0.0, 0.0, torch.diag(torch.tensor([2, 1, 1])), found.scores[:4], found.labels[:4], CLASSES
+        100.0, 4, 0.0, 90.0, 0.0, torch.diag(torch.tensor([2, 1, 1])), found.scores[:4], found.labels[:4], CLASSES
     )
     assert choose_wrong(perfect) == []
     assert "Wrong" not in render(Page(**{**vars(page()), "evaluation": perfect}))

@@ -107,6 +107,17 @@ window.mspcaps = {
     clear();
   },
 
+  // What is on the page is of the last question until the new answer comes.
+  wait() {
+    for (const id of ["answer", "tree"]) {
+      const part = document.getElementById(id);
+      if (!part) continue;
+      part.classList.add("pending");
+      part.observer ??= new MutationObserver(() => part.classList.remove("pending"));
+      part.observer.observe(part, { childList: true, subtree: true, characterData: true });
+    }
+  },
+
   // What was unfolded stays so when the answer changes.
   unfold(element, watch) {
     let open = false;

@@ -15,7 +15,7 @@ from mspcaps.app import view
 from mspcaps.app.perturb import RANGES, Changes
 from mspcaps.app.session import answer
 from mspcaps.app.shelf import Sample, Shelf, trained_on
-from mspcaps.app.uploads import UPLOAD_BYTES
+from mspcaps.app.uploads import UPLOAD_BYTES, UPLOAD_PIXELS
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
 
@@ -33,7 +33,7 @@ PRIVATE = {
     "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
 }
 # Gradio asks with what the components hold; the picture is held by our own script.
-ASK = "(picture, ...rest) => [window.mspcaps.picture, ...rest]"
+ASK = "(picture, ...rest) => { window.mspcaps.wait(); return [window.mspcaps.picture, ...rest]; }"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def import_gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise MspcapsError("the app needs gradio: pip install 'mspcaps[app]'") from error
+        raise MspcapsError("the app needs gradio: install mspcaps with its extra, mspcaps[app]") from error
     return gradio
 
 
@@ -223,7 +223,8 @@ HEADER = (
 UPLOAD = (
     '<label class="zone"><input type="file" accept="image/png,image/jpeg,image/bmp,image/webp,image/gif">'
     "<b>Choose a picture</b> or drop it here"
-    f"<span>PNG, JPEG, BMP, WebP or GIF, up to {UPLOAD_BYTES >> 20} MB. It stays on the computer that runs the app and "
+    f"<span>PNG, JPEG, BMP, WebP or GIF, up to {UPLOAD_BYTES >> 20} MB and {UPLOAD_PIXELS // 10**6} megapixels. "
+    "It stays on the computer that runs the app and "
     'is forgotten when it is read.</span></label><p class="told" role="alert"></p>'
 )
 

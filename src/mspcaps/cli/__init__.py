@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +58,9 @@ def main(args: list[str] | None = None) -> int:
     except OSError as error:
         return refuse(sentence(error))
     except (MemoryError, RuntimeError) as error:
-        lacks = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)  # GPU, CPU
+        lacks = type(error).__name__ == "OutOfMemoryError" or re.search(  # GPU, CPU, and what cannot even be counted
+            "can't allocate memory|calculation overflowed", str(error)
+        )
         if isinstance(error, MemoryError) or lacks:
             return refuse("there is not enough memory for this: a smaller batch, image size or model may fit")
         raise

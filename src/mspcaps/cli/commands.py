@@ -382,10 +382,13 @@ def evaluate(
         for name, count, percent in zip(found.classes, counts, found.per_class, strict=True)
     ]
     table(("class", "images", "accuracy"), rows, right=(1, 2))
-    print(f"{images.name}, {split}: {found.n:,} images")
+    source = Path(data or images.name).expanduser()
+    print(f"{source.resolve() if data and source.exists() else images.name}, {split}: {found.n:,} images")
+    if split == "test" and source.is_dir() and not (source / "train").is_dir():
+        print("a fifth of each class, which training would hold out; --split all takes every picture")
     print(
         f"accuracy {found.accuracy:.2f} %  mean of the classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
-        f"calibration error {found.ece:.2f} %"
+        f"calibration error {found.ece:.2f} % at a mean confidence of {found.confidence:.2f} %"
     )
 
 
@@ -418,7 +421,7 @@ def predict(
 
 def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
     """Weights through PyTorch; an exported file through onnxruntime, and then torch is not even imported."""
-    if weights.endswith(".onnx"):
+    if weights.lower().endswith(".onnx"):
         from mspcaps.export.runner import OnnxModel
 
         if device not in (None, "cpu"):

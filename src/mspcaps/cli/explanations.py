@@ -25,7 +25,7 @@ def explain(
         weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
         paths: Picture files, or folders of them.
         label: The class to explain; by default the winner, with the runner-up beside it.
-        out: Folder for the pages.
+        out: Folder for the pages; those of each model have a folder of their own in it.
         device: cpu or cuda; by default the GPU if there is one.
     """
     from mspcaps.explain.files import write_pages
@@ -36,10 +36,19 @@ def explain(
         raise MspcapsError("name at least one picture or folder")
     failed = 0
     with counting() as progress:
-        for written in write_pages(load_model(weights).to(choose_device(device)), paths, out, label, progress):
+        model, name = load_model(weights).to(choose_device(device)), weights_name(weights)
+        for written in write_pages(model, paths, out / name, label, progress, name):
             if written.error is None:
                 print(f"{written.picture}: {written.answer}  {written.page}")
             else:
                 print(f"error: {written.error}", file=sys.stderr)
                 failed += 1
     return 1 if failed else 0
+
+
+def weights_name(weights: str) -> str:
+    """What to call them: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
+    path = Path(weights)
+    if path.suffix != ".safetensors":
+        return path.name
+    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name

@@ -24,6 +24,7 @@ class Evaluation:
     accuracy: float  # percent
     n: int
     loss: float  # what the model is trained with, mean over the images
+    confidence: float  # percent, mean over the images; see `confidence`
     ece: float  # expected calibration error in percent, 15 bins of equal width; see `confidence`
     confusion: Tensor  # int64 [K, K]: row is the true class, column the answer
     scores: Tensor  # float32 [n, K], as the model gives them
@@ -82,6 +83,7 @@ def evaluate(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
         loss=getattr(unwrapped(model), "loss", margin_loss)(scores, labels).item(),
+        confidence=100 * sure.mean().item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
         scores=scores,

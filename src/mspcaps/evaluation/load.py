@@ -29,6 +29,8 @@ def load_for(
         name_or_path = about.get("recipe", {}).get("data")
         if name_or_path is None:
             raise MspcapsError("the weights do not say which data they were trained on: name a data set or a folder")
+        if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
+            raise MspcapsError(f"the weights were trained on {name_or_path}, which is not here: name the data")
     height, width = config["img_size"]
     path = Path(name_or_path).expanduser()
     if str(name_or_path) not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file():

@@ -17,6 +17,7 @@ from mspcaps.explain.tree import Node, strongest_path
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
 MOST_BARS = 20
+FAINT = 0.1  # what the effects of a map must add up to, at the strongest of them, to be drawn in full colour
 
 
 def png_url(pixels: Tensor) -> str:
@@ -78,10 +79,15 @@ def parts_drawing(root: Node, size: tuple[int, int], scales: int) -> str:
     )
 
 
+def ink(top: float, pixels: int) -> float:
+    """The effect per pixel that is drawn in full colour: the largest one, unless all of them are next to nothing."""
+    return max(top, FAINT / pixels)
+
+
 def heat_drawing(heat: Tensor, top: float, label: str) -> str:
     """[H, W] over the grey image: green speaks for the class, red against it; `top` is where the ink is full."""
     height, width = heat.shape
-    share = (heat.abs() / max(top, 1e-12)).clamp(0, 1).pow(0.7)  # small effects must still be seen
+    share = (heat.abs() / ink(top, heat.numel())).clamp(0, 1).pow(0.7)  # small effects must still be seen
     colour = torch.where((heat >= 0).unsqueeze(-1), torch.tensor([40, 214, 178]), torch.tensor([255, 92, 56]))
     pixels = torch.cat([colour, (share * 215).round().unsqueeze(-1)], -1).to(torch.uint8)
     return (

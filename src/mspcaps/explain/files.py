@@ -1,5 +1,7 @@
 """From picture files to pages."""
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,8 @@ from mspcaps.explain.page import choose_classes, write_page
 from mspcaps.files import readable
 from mspcaps.pictures import picture_files, read_picture
 
+LONGEST = 180  # bytes of a page's name
+
 
 @dataclass(frozen=True)
 class Written:
@@ -27,7 +31,7 @@ class Written:
 
 def write_pages(
     model: nn.Module, paths: Iterable[str | Path], out: Path, label: str | None = None,
-    progress: Callable[[str, int, int], None] = lambda picture, done, of: None,
+    progress: Callable[[str, int, int], None] = lambda picture, done, of: None, seen_by: str = "",
 ) -> Iterator[Written]:  # fmt: skip
     """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
     model = explainable(model)
@@ -46,16 +50,22 @@ def write_pages(
         name = readable(item.path.name)
         found = explain(model, pixels[None].float() / 255, partial(progress, name))
         shown = choose_classes(found, 0, label)
-        page = out / f"{free_name(page_name(item.path), taken)}.html"
-        write_page(page, found, 0, name, config["name"], shown[0])
-        winner = int(found.ranking[0, 0])
-        yield Written(item.path, page, f"{found.classes[winner]} {float(found.lengths[0, winner]):.3f}")
+        page = out / f"{free_name(page_name(item.path, label), taken)}.html"
+        write_page(page, found, 0, name, seen_by or config["name"], shown[0])
+        told = dict.fromkeys((int(found.ranking[0, 0]), shown[0]))  # the winner, and what was asked about
+        answer = ", ".join(f"{found.classes[number]} {float(found.lengths[0, number]):.3f}" for number in told)
+        yield Written(item.path, page, answer)
 
 
-def page_name(picture: Path) -> str:
-    """cat/000.png -> cat-000: pictures of different folders are often called alike."""
+def page_name(picture: Path, label: str | None = None) -> str:
+    """cat/000.png -> cat-000, asked about the class dog cat-000-dog: pictures of different folders are often called
+    alike. As long as a disk takes it, with room for what is added while it is written."""
     folder = picture.parent.name
-    return readable(f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem)
+    name = readable(f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem)
+    name += "-" + re.sub(r"[^\w.-]", "_", label) if label else ""
+    if len(name.encode()) <= LONGEST:
+        return name
+    return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def free_name(name: str, taken: set[str]) -> str:

@@ -155,4 +155,5 @@ def extent(node: Node) -> str:
 
 
 def short(name: str) -> str:
-    return name if len(name) <= 13 else f"{name[:12]}…"
+    """What fits into the pill; of a long name the beginning and the end, which tell classes apart."""
+    return name if len(name) <= 11 else f"{name[:6]}…{name[-4:]}"

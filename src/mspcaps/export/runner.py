@@ -22,7 +22,10 @@ class OnnxModel:
         if not path.is_file():
             raise MspcapsError(f"there is no file {path}")
         self.session = open_session(path, threads)
-        self.metadata = Metadata.from_strings(self.session.get_modelmeta().custom_metadata_map, path)
+        self.metadata = about = Metadata.from_strings(self.session.get_modelmeta().custom_metadata_map, path)
+        shapes = [tuple(port.shape[1:]) for port in (*self.session.get_inputs(), *self.session.get_outputs())]
+        if shapes != [(about.channels, *about.img_size), (len(about.classes),)]:
+            raise MspcapsError(f"{path}: its header does not fit the model, which has the shapes {shapes}")
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {INPUT: images})[0]

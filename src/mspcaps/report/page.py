@@ -92,6 +92,7 @@ def summary(found: Evaluation) -> str:
         return f"{text}."
     true, answer = divmod(int(mistakes.argmax()), len(found.classes))
     times = "once" if count == 1 else f"{count} times"
+    times += ", as often as others" if int((mistakes == count).sum()) > 1 else ""
     return (
         f"{text}; its most frequent mistake is to take “{found.classes[true]}” for “{found.classes[answer]}”, {times}."
     )

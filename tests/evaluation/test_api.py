@@ -1,0 +1,155 @@
+"""The Python interface as people use it: what they will try works, or gets one sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import mspcaps
+from mspcaps.errors import MspcapsError
+from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.training import Recipe
+
+SAMPLE = mspcaps.load_dataset("fashionmnist_sample", "test", image_size=32).subset(slice(0, 64))
+
+
+def shipped() -> torch.nn.Module:
+    return mspcaps.create_model("mspcaps_t", pretrained="fashionmnist")
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_dr", "mspcaps_t_self", "resnet20"])
+def test_half_precision_answers_nearly_as_fp32(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = mspcaps.create_model(name).eval(), torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(model.bfloat16()(x.bfloat16()).float(), model.float()(x), atol=0.05)
+
+
+def test_half_precision_costs_little() -> None:
+    fp32, half = (mspcaps.evaluate(model, SAMPLE) for model in (shipped(), shipped().bfloat16()))
+    assert abs(fp32.accuracy - half.accuracy) < 5 and (fp32.scores - half.scores).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (torch.rand(2, 3, 64, 16), r"takes batches of 3 x 32 x 32 \(channels, height, width\), not 2 x 3 x 64 x 16"),
+        (torch.rand(2, 1, 32, 32), "not 2 x 1 x 32 x 32"),
+        (torch.rand(3, 32, 32), "not 3 x 32 x 32"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "not torch.uint8: divide bytes by 255"),
+    ],
+)
+def test_images_that_the_model_was_not_made_for(x: torch.Tensor, sentence: str) -> None:
+    for name in ("mspcaps_t", "mspcaps_t_linear"):
+        with pytest.raises(MspcapsError, match=sentence):
+            mspcaps.create_model(name)(x)
+
+
+def test_what_was_compiled_or_wrapped_is_the_model(tmp_path: Path) -> None:
+    for wrapped in (torch.compile(shipped()), torch.nn.DataParallel(shipped())):
+        mspcaps.save_pretrained(wrapped, tmp_path)
+        assert torch.equal(
+            mspcaps.from_pretrained(tmp_path)(SAMPLE.images[:2] / 255), shipped()(SAMPLE.images[:2] / 255)
+        )
+        assert mspcaps.explain(wrapped, SAMPLE.images[:1] / 255).classes == SAMPLE.classes
+
+
+def test_weights_begin_another_task() -> None:
+    old, new = shipped(), mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", num_classes=3, in_chans=3)
+    assert new.config["num_classes"] == 3 and new.config["mean"] == (0.5, 0.5, 0.5)
+    assert torch.equal(new.blocks[1].first.conv.weight, old.blocks[1].first.conv.weight)
+    assert new(torch.rand(1, 3, 32, 32)).shape == (1, 3)
+    larger = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", img_size=64)
+    assert larger.about["classes"] == list(SAMPLE.classes)
+    assert mspcaps.create_model("mspcaps_t", pretrained=False).config["in_chans"] == 3
+    with pytest.raises(MspcapsError, match="the data set that mspcaps_t was trained on: cifar10, fashionmnist, mnist"):
+        mspcaps.create_model("mspcaps_t", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ({"num_classes": "10"}, "num_classes is '10', but must be a whole number"),
+        ({"img_size": "32"}, "img_size is '32', but must be one or two whole numbers"),
+        ({"img_size": 32.5}, "img_size is 32.5"),
+        ({"mean": 0.5}, "mean and std are lists of numbers"),
+        ({"std": [1.0, float("nan"), 1.0]}, "mean and std must be finite"),
+    ],
+)
+def test_sizes_of_the_wrong_kind(task: dict, sentence: str) -> None:
+    with pytest.raises(MspcapsError, match=sentence):
+        mspcaps.create_model("mspcaps_t", **task)
+
+
+def test_evaluate_takes_names_and_refuses_the_rest() -> None:
+    model = shipped()
+    assert mspcaps.evaluate(model, "fashionmnist_sample").n == 1000
+    for data in (SAMPLE.images, DataLoader(SAMPLE), (SAMPLE.images, SAMPLE.labels)):
+        with pytest.raises(MspcapsError, match="evaluate takes what load_dataset gives, or the name of a data set"):
+            mspcaps.evaluate(model, data)
+    with pytest.raises(MspcapsError, match="cannot use the device 'gpu'"):
+        mspcaps.evaluate(model, SAMPLE, device="gpu")
+    for images in (SAMPLE.images, np.zeros((2, 2)), [SAMPLE.images[0]]):
+        with pytest.raises(MspcapsError, match="predict takes paths, not a"):
+            mspcaps.predict(model, images)
+    images, labels = next(iter(DataLoader(SAMPLE, batch_size=4)))
+    assert torch.equal(images, SAMPLE.images[:4]) and torch.equal(labels, SAMPLE.labels[:4])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"epochs": 1.5}, "epochs must be int, not 1.5"),
+        ({"epochs": "3"}, "epochs must be int, not '3'"),
+        ({"lr": "1e-3"}, "lr must be float"),
+        ({"image_size": (32, 48)}, "image_size must be int"),
+        ({"augment": {"crops": 2}}, "did you mean 'crop'"),
+        ({"warmup_start": 5.0}, "must be at most 1"),
+    ],
+)
+def test_a_recipe_of_the_wrong_kind(fields: dict, sentence: str) -> None:
+    with pytest.raises(MspcapsError, match=sentence):
+        Recipe(**fields)
+
+
+def test_a_recipe_takes_paths_and_tables(tmp_path: Path) -> None:
+    recipe = Recipe(data=tmp_path / "x.npz", augment={"crop": 2})  # type: ignore[arg-type]
+    assert recipe.data == str(tmp_path / "x.npz") and recipe.augment is not None and recipe.augment.crop == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ({"classes": ["a"]}, "names 1 classes, but the model has 2"),
+        ({"classes": [1, 2]}, "not a list of names"),
+        ({"recipe": "x"}, "not a table"),
+    ],
+)
+def test_headers_put_together_by_hand(header: dict, sentence: str, tmp_path: Path) -> None:
+    model = mspcaps.create_model("mspcaps_t", num_classes=2)
+    save_weights(tmp_path / "w.safetensors", model, **header)
+    with pytest.raises(MspcapsError, match=sentence):
+        load_model(tmp_path / "w.safetensors")
+
+
+def test_a_model_that_nobody_registered_here(tmp_path: Path) -> None:
+    model = mspcaps.create_model("mspcaps_t")
+    model.config["name"] = "mspcaps_t_mine"
+    save_weights(tmp_path / "w.safetensors", model)
+    with pytest.raises(MspcapsError, match="holds a mspcaps_t_mine, which no code that was imported registers"):
+        load_model(tmp_path / "w.safetensors")
+
+
+def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
+    about = {"classes": ["ü", "b"], "recipe": {"a": 1}, "more": "x"}
+    model = mspcaps.create_model("mspcaps_t", num_classes=2)
+    contents = set()
+    for i in range(8):
+        save_weights(tmp_path / f"{i}.safetensors", model, **about)
+        contents.add((tmp_path / f"{i}.safetensors").read_bytes())
+    assert len(contents) == 1
+    loaded = load_model(tmp_path / "0.safetensors")
+    assert loaded.about == about
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
