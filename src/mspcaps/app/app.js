@@ -108,14 +108,8 @@ window.mspcaps = {
   },
 
   // What is on the page is of the last question until the new answer comes.
-  wait() {
-    for (const id of ["answer", "tree"]) {
-      const part = document.getElementById(id);
-      if (!part) continue;
-      part.classList.add("pending");
-      part.observer ??= new MutationObserver(() => part.classList.remove("pending"));
-      part.observer.observe(part, { childList: true, subtree: true, characterData: true });
-    }
+  pending(waits) {
+    for (const id of ["answer", "tree"]) document.getElementById(id)?.classList.toggle("pending", waits);
   },
 
   // What was unfolded stays so when the answer changes.

@@ -33,7 +33,7 @@ PRIVATE = {
     "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
 }
 # Gradio asks with what the components hold; the picture is held by our own script.
-ASK = "(picture, ...rest) => { window.mspcaps.wait(); return [window.mspcaps.picture, ...rest]; }"
+ASK = "(picture, ...rest) => { window.mspcaps.pending(true); return [window.mspcaps.picture, ...rest]; }"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def import_gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise MspcapsError("the app needs gradio: install mspcaps with its extra, mspcaps[app]") from error
+        raise MspcapsError("the app needs gradio: pip install 'mspcaps[app]'") from error
     return gradio
 
 
@@ -135,7 +135,7 @@ def layout(gr: Any, shelf: Shelf, workers: int) -> "gr.Blocks":
             lambda name: sample_buttons(shelf, name),
             model, samples, show_progress="hidden", api_visibility="private", concurrency_limit=workers,
         )  # fmt: skip
-        gr.on(
+        asked = gr.on(
             [part.input for part in (samples, upload, drawing)] + [part.change for part in (rotation, noise, attack)],
             asker(shelf),
             [picture, model, rotation, noise, attack],
@@ -147,6 +147,7 @@ def layout(gr: Any, shelf: Shelf, workers: int) -> "gr.Blocks":
             show_progress="hidden",
             api_name="answer",
         )
+        asked.then(None, None, None, js="() => window.mspcaps.pending(false)", api_visibility="private")
         reset.click(None, None, [rotation, noise, attack], js="() => [0, 0, 0]", api_visibility="private")
     return blocks
 

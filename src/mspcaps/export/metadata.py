@@ -60,6 +60,4 @@ def required(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise MspcapsError(
-            f"this needs {error.name}, which is not here: install mspcaps with its extra, mspcaps[{extra}]"
-        ) from error
+        raise MspcapsError(f"this needs {error.name}, which is not here: pip install 'mspcaps[{extra}]'") from error
