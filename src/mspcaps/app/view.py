@@ -16,7 +16,7 @@ from mspcaps.explain.tree_drawing import tree_drawing
 TREE_NOTE = (
     "Every coarse patch votes for the class; the thicker its line, the higher its coupling. The coupling is high where "
     "a capsule of the finer scale agrees with the vote, so the tree follows the one that agrees most. Of the patches "
-    "of a middle capsule those with the largest effects are drawn. Green lines lengthen the capsule they lead to, red "
+    "of a middle capsule those that add most to it are drawn. Green lines lengthen the capsule they lead to, red "
     "ones shorten it."
 )
 

@@ -127,8 +127,8 @@ def trees(found: Explanation, image: int, shown: tuple[int, int]) -> str:
         "<section><h2>How the parts make the whole</h2>"
         '<p class="note">Every coarse patch votes for the class; the thicker its line, the higher its coupling. The '
         "coupling is high where a capsule of the finer scale agrees with the vote, so the tree follows the one that "
-        "agrees most. Of the patches of a middle capsule those with the largest effects are drawn, whatever their "
-        "coupling. Green lines lengthen the capsule they lead to, red ones shorten it. "
+        "agrees most. Of the patches of a middle capsule those that add most to it are drawn; what their pixels do to "
+        "the class is their effect. Green lines lengthen the capsule they lead to, red ones shorten it. "
         '<span class="swipe">Swipe the drawing sideways to see all of it.</span></p>'
         f'<figure class="scroll">{drawings[0]}</figure><details><summary>The same tree for “{other}”</summary>'
         f'<figure class="scroll">{drawings[1]}</figure></details>'

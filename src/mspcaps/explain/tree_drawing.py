@@ -39,7 +39,7 @@ class Drawer:
 
 
 def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> str:
-    """The coarse patches with the largest effects, and under each those of the patches of its middle capsule."""
+    """The coarse patches with the largest effects, and under each the patches that add most to its middle capsule."""
     drawer = Drawer(size, scales)
     chosen = strongest(root.children, ROWS)
     deep = chosen[0].children[0].kind == "middle"
@@ -70,7 +70,7 @@ def heads(root: Node, chosen: list[Node], deep: bool) -> str:
     columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", some)]
     if deep:
         (centre,) = chosen[0].children
-        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, by effect"
+        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, by what they add"
         columns.append((X_MIDDLE - 30, "middle capsule", "that agrees most"))
         columns.append((X_MID, f"its patches, {extent(centre.children[0])}", best))
         columns.append((X_FINE, f"fine patch, {extent(centre.children[0].children[0])}", "that agrees most"))
@@ -83,7 +83,7 @@ def heads(root: Node, chosen: list[Node], deep: bool) -> str:
 
 
 def branch(drawer: Drawer, coarse: Node, y: float) -> str:
-    """Coarse patch -> middle capsule -> its patches with the largest effects -> the fine patch of each."""
+    """Coarse patch -> middle capsule -> the patches that add most to it -> the fine patch of each."""
     (centre,) = coarse.children
     start = X_COARSE + drawer.width(COARSE) + 118
     parts = [
@@ -91,16 +91,16 @@ def branch(drawer: Drawer, coarse: Node, y: float) -> str:
         f'<text class="tick" x="{X_MIDDLE}" y="{y + 40:.1f}" text-anchor="middle">'
         f"agrees {signed(centre.agreement)}</text>",
     ]
-    twigs = strongest(centre.children, TWIGS)
+    twigs = centre.children[:TWIGS]  # what adds most comes first; by effect every branch would have the same ones
     for number, twig in enumerate(twigs):
         at = y + (number - (len(twigs) - 1) / 2) * (SMALL + 10)
         parts.append(edge(X_MIDDLE + 20, y, X_MID, at, twig))
         parts.append(drawer.little(twig, X_MID, at, SMALL))
         x = X_MID + drawer.width(SMALL) + 9
         parts.append(
-            f'<text class="value" x="{x:.1f}" y="{at - 13:.1f}">effect {signed(twig.effect)}</text>'
+            f'<text class="value" x="{x:.1f}" y="{at - 13:.1f}">adds {signed(twig.contribution)}</text>'
             f'<text class="tick" x="{x:.1f}" y="{at + 5:.1f}">coupling {twig.coupling:.2f}</text>'
-            f'<text class="tick" x="{x:.1f}" y="{at + 23:.1f}">adds {signed(twig.contribution)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{at + 23:.1f}">effect {signed(twig.effect)}</text>'
         )
         (fine,) = twig.children
         parts.append(f'<line class="link" x1="{x + 100:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
