@@ -104,6 +104,12 @@ def test_one_change_of_the_augmentation_leaves_the_rest(say, place):
         assert entry["recipe"]["augment"] == {"crop": expected, "flip": True, "rotate": 0.0}
 
 
+def test_slips_of_the_pen(say):
+    assert "there is no command 'trian': did you mean 'train'?" in say("trian").err
+    assert "there is no command 'gte': did you mean 'get'?" in say("data", "gte", "mnist").err
+    assert "mspcaps_t.cifar10, mspcaps_t.fashionmnist" in say("eval", "mspcaps_t").err
+
+
 def test_version(say):
     assert say("--version").out == f"mspcaps {mspcaps.__version__}\n"
 

@@ -1,5 +1,6 @@
 """The command line: words into calls of the Python API. This file has the way in and the way out, errors included."""
 
+import difflib
 import errno
 import io
 import os
@@ -74,6 +75,10 @@ def run(args: list[str]) -> int:
         return 0
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
+    if args and not args[0].startswith("-") and args[0] not in table:
+        close = difflib.get_close_matches(args[0], table, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"`{program} --help` lists them."
+        raise MspcapsError(f"there is no command {args[0]!r}: {hint}")
     config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None
     try:
         status: int | None = tyro.extras.subcommand_cli_from_dict(

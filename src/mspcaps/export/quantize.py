@@ -18,7 +18,7 @@ from torch import nn
 
 from mspcaps.data import ImageSet
 from mspcaps.evaluation import load_for
-from mspcaps.evaluation.accuracy import all_scores, check_fit
+from mspcaps.evaluation.accuracy import all_scores
 from mspcaps.export.graphs import attempt, onnx_runner, with_metadata
 from mspcaps.export.metadata import INPUT, Metadata, required
 from mspcaps.export.runner import as_input
@@ -43,9 +43,7 @@ def calibration(
     model: nn.Module, data: str | Path | None, progress: Callable[[str, int, int | None], None]
 ) -> tuple[ImageSet, ImageSet]:
     """Training images that set the ranges, and test images to compare on."""
-    train, test = (load_for(model, data, split, progress) for split in ("train", "test"))
-    for images in (train, test):
-        check_fit(model, images)
+    train, test = (load_for(model, data, split, progress) for split in ("train", "test"))  # in the model's size
     room = MEMORY // summarize(model).memory_bytes_per_image
     count = min(len(train), CALIBRATION, max(BATCH, room))
     if count > BATCH:
