@@ -367,6 +367,7 @@ def evaluate(
         batch_size: Images at a time.
         device: cpu or cuda; by default the GPU if there is one.
     """
+    from mspcaps.data import CATALOG
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
     from mspcaps.training import choose_device
@@ -382,9 +383,10 @@ def evaluate(
         for name, count, percent in zip(found.classes, counts, found.per_class, strict=True)
     ]
     table(("class", "images", "accuracy"), rows, right=(1, 2))
-    source = Path(data or images.name).expanduser()
-    print(f"{source.resolve() if data and source.exists() else images.name}, {split}: {found.n:,} images")
-    if split == "test" and source.is_dir() and not (source / "train").is_dir():
+    source = Path(data or vars(model)["about"]["recipe"]["data"]).expanduser()
+    own = str(source) not in CATALOG and source.exists()
+    print(f"{source.resolve() if own else images.name}, {split}: {found.n:,} images")
+    if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
         print("a fifth of each class, which training would hold out; --split all takes every picture")
     print(
         f"accuracy {found.accuracy:.2f} %  mean of the classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
