@@ -20,7 +20,7 @@ from mspcaps.pictures import read_form, read_picture
 
 UPLOAD_BYTES = 8 << 20
 UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
-KEPT_SIDE = 256  # pixels of the longer side that are kept of an upload; no model of ours sees more
+KEPT_SIDE = 256  # pixels of the longer side kept of an upload: scores differ a little from those of the whole picture
 TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
 TEXT_PIXELS = 1 << 18
 PREFIX = "data:image/png;base64,"
