@@ -21,7 +21,7 @@ from mspcaps.training.sweep import run_sweep, share_of_device
 from mspcaps.training.trainer import Trainer
 
 Say = Callable[[str], None]
-ROUNDS, EPOCHS = 3, 25  # of whole runs
+ROUNDS, EPOCHS = 2, 25  # of whole runs
 PATIENCE = 600.0  # seconds for all of them to be compiled
 
 
