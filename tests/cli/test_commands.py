@@ -15,8 +15,8 @@ from cli_makers import TINY, draw, trained
 
 import mspcaps
 from mspcaps.cli import COMMANDS
-from mspcaps.cli.commands import AugmentChanges, Changes, ScaleChanges, choose_recipe, parse_duration
 from mspcaps.cli.progress import clock, counting, per_second
+from mspcaps.cli.training import AugmentChanges, Changes, ScaleChanges, choose_recipe, parse_duration
 from mspcaps.data import Augmentation
 from mspcaps.files import size_of
 from mspcaps.models.initial import KINDS

@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from mspcaps import __version__
-from mspcaps.cli import app, bench, commands, datasets, explanations, exports
+from mspcaps.cli import app, bench, commands, datasets, explanations, exports, training
 from mspcaps.errors import MspcapsError
 
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
@@ -26,8 +26,8 @@ COMMANDS: Table = {
     "quickstart": commands.quickstart,
     "data": datasets.data,
     "models": commands.models,
-    "train": commands.train,
-    "sweep": commands.sweep,
+    "train": training.train,
+    "sweep": training.sweep,
     "eval": commands.evaluate,
     "predict": commands.predict,
     "explain": explanations.explain,

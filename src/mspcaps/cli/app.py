@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from mspcaps.cli.commands import Maybe
+from mspcaps.cli.options import Maybe
 
 
 def app(

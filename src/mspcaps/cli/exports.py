@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.commands import Maybe
+from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import counting
 from mspcaps.files import size_of
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -126,7 +127,9 @@ def training_progress() -> Iterator[Listener]:
 def counting() -> Iterator[Callable[[str, int, int | None], None]]:
     """(what, done, total) -> a bar with rate and time left on a terminal, elsewhere now and then a line on stderr."""
     if not sys.stdout.isatty():
-        yield plain_counting()
+        from mspcaps.data.folder import now_and_then
+
+        yield now_and_then(partial(print, file=sys.stderr, flush=True), LINE_EVERY)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -148,18 +151,6 @@ def counting() -> Iterator[Callable[[str, int, int | None], None]]:
             bar.update(task, completed=done, rate=rate)
 
         yield progress
-
-
-def plain_counting() -> Callable[[str, int, int | None], None]:
-    last = time.monotonic()
-
-    def progress(what: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LINE_EVERY:
-            last = time.monotonic()
-            print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
-
-    return progress
 
 
 class TensorBoard:

@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from mspcaps.data.catalog import CATALOG
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import readable
@@ -27,7 +29,7 @@ T = TypeVar("T")
 Progress = Callable[[str, int, int | None], None]  # what is being read, items so far, items in all if known
 HELD_OUT = 5  # one picture in five
 PROBES = 64  # headers read to choose size and channels
-LARGEST_INFERRED = 64  # cost grows faster than pixels: at 224 MSPCaps-T has 80 million parameters
+LARGEST_INFERRED = 64  # the cost of a model grows faster than pixels
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,25 @@ class FolderImages:
                 pool.shutdown(cancel_futures=True)  # the first broken picture ends it
                 raise
         return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
+
+
+def is_picture_folder(name_or_path: str | Path) -> bool:
+    """Whether a name or path means pictures in class folders: not a set of the catalog, an .npz or packed parts."""
+    path = Path(name_or_path).expanduser()
+    return str(name_or_path) not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file()
+
+
+def now_and_then(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
+    """Says how far long work has come, at most every so many seconds."""
+    last = time.monotonic()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            say(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+
+    return progress
 
 
 def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = None) -> FolderImages:

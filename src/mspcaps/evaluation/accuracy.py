@@ -69,7 +69,8 @@ def evaluate(
             f"evaluate takes what load_dataset gives, or the name of a data set, not {type(data).__name__}: "
             "ImageSet(images, labels, classes, name) holds images of your own"
         )
-    check_fit(unwrapped(model), data)
+    inner = unwrapped(model)
+    check_fit(inner, data)
     if device is not None:
         try:
             model = model.to(device)
@@ -78,11 +79,11 @@ def evaluate(
     scores = all_scores(model, data.images, batch_size, progress)
     labels, k = data.labels.cpu(), scores.shape[1]
     predictions = scores.argmax(1)
-    sure = confidence(scores, hasattr(unwrapped(model), "forward_capsules"))
+    sure = confidence(scores, hasattr(inner, "forward_capsules"))
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
-        loss=getattr(unwrapped(model), "loss", margin_loss)(scores, labels).item(),
+        loss=getattr(inner, "loss", margin_loss)(scores, labels).item(),
         confidence=100 * sure.mean().item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
-from mspcaps.data.folder import Progress
+from mspcaps.data.folder import Progress, is_picture_folder
 from mspcaps.errors import MspcapsError
 from mspcaps.models.pretrained import unwrapped
 
@@ -33,7 +33,7 @@ def load_for(
             raise MspcapsError(f"the weights were trained on {name_or_path}, which is not here: name the data")
     height, width = config["img_size"]
     path = Path(name_or_path).expanduser()
-    if str(name_or_path) not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file():
+    if is_picture_folder(name_or_path):
         # the folder of test pictures may be all grey where the training pictures were not
         pictures = open_folder(path, split, (height, width))
         data = replace(pictures, channels=config["in_chans"]).resident(progress)

@@ -13,6 +13,7 @@ from mspcaps.explain.blocks import Block, run_routing
 from mspcaps.explain.geometry import Scale
 from mspcaps.explain.heat import Progress, class_norms, effects
 from mspcaps.explain.tree import Grower, Node
+from mspcaps.models.layers import check_floating
 from mspcaps.models.mspcaps import MSPCaps
 from mspcaps.models.pretrained import unwrapped
 
@@ -123,8 +124,7 @@ def explainable(model: nn.Module) -> MSPCaps:
 def checked(model: MSPCaps, x: Tensor) -> Tensor:
     """A sentence instead of a shape error from deep inside."""
     config = getattr(model, "config", None)
-    if not x.is_floating_point():
-        raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
+    check_floating(x)
     if x.ndim != 4 or len(x) == 0:
         raise MspcapsError(f"images must have the shape [b, c, h, w] with b at least 1, not {tuple(x.shape)}")
     if isinstance(config, dict) and tuple(x.shape[1:]) != (config["in_chans"], *config["img_size"]):

@@ -17,7 +17,6 @@ from torch.export import Dim, ExportedProgram
 from mspcaps.errors import MspcapsError
 from mspcaps.export.metadata import INPUT, OUTPUT, Metadata, required
 from mspcaps.export.runner import open_session
-from mspcaps.models.pretrained import unwrapped
 
 METADATA_FILE = "metadata.json"  # inside a .pt2 file
 T = TypeVar("T")
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 def at_rest(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode, in fp32, on the CPU: a GPU may round more than files may differ."""
-    return copy.deepcopy(unwrapped(model)).to("cpu", torch.float32).eval()
+    return copy.deepcopy(model).to("cpu", torch.float32).eval()
 
 
 def traced(model: nn.Module) -> ExportedProgram:

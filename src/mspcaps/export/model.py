@@ -14,7 +14,7 @@ from mspcaps.export.graphs import at_rest, onnx_runner, pt2_runner, to_onnx, to_
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.files import write_atomically
-from mspcaps.models.pretrained import class_names
+from mspcaps.models.pretrained import class_names, unwrapped
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -46,6 +46,7 @@ def export_model(
     what the model was trained on. `model` comes from `load_model` or `create_model`.
     """
     path = check_request(Path(path).expanduser(), int8, calibrate)
+    model = unwrapped(model)
     about = describe(model)
     images = calibration(model, calibrate, progress) if int8 else None
     program, agreement = traced(model), None

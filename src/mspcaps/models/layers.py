@@ -7,6 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mspcaps.errors import MspcapsError
+
+
+def check_floating(x: Tensor) -> None:
+    """Bytes would be taken for numbers in [0, 1] without a word."""
+    if not x.is_floating_point():
+        raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
+
 
 class Normalize(nn.Module):
     """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units."""

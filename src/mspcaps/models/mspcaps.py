@@ -20,7 +20,7 @@ from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import TRITON, embedding
 from mspcaps.kernels.backbone import backbone, supported
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_floating
 from mspcaps.models.registry import register_model
 
 
@@ -80,8 +80,7 @@ class MSRB(nn.Module):
 
     def normalized(self, x: Tensor) -> Tensor:
         """Images in [0, 1], of the shape that the model was made for: others would meet the wrong positions."""
-        if not x.is_floating_point():
-            raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
+        check_floating(x)
         if x.ndim != 4 or tuple(x.shape[1:]) != self.image_shape:
             wanted = " x ".join(str(side) for side in self.image_shape)
             got = " x ".join(str(side) for side in x.shape)

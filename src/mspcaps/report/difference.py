@@ -19,11 +19,11 @@ class Difference:
     @classmethod
     def of(cls, a: Spread, b: Spread) -> "Difference":
         gap = a.mean - b.mean
-        if not (a.deviation or b.deviation) or a.deviation is None or b.deviation is None:
+        if a.deviation is None or b.deviation is None or a.deviation == b.deviation == 0:
             return cls(gap, None)
-        errors = [spread.deviation**2 / spread.n for spread in (a, b) if spread.deviation is not None]
-        freedom = sum(errors) ** 2 / sum(e**2 / (s.n - 1) for e, s in zip(errors, (a, b), strict=True))
-        return cls(gap, quantile(freedom) * math.sqrt(sum(errors)))
+        v, w = a.deviation**2 / a.n, b.deviation**2 / b.n  # variances of the two means
+        freedom = (v + w) ** 2 / (v**2 / (a.n - 1) + w**2 / (b.n - 1))
+        return cls(gap, quantile(freedom) * math.sqrt(v + w))
 
     @property
     def clear(self) -> bool:

@@ -43,8 +43,7 @@ SIDE_BY_SIDE = (
     "the table of its training above says what that gains. We aimed at 1.8 times and did not get there. Tried were "
     "processes under MPS, graphs of other lengths, no second stream for the weight gradients, and our own kernels for "
     "the gradients of narrow convolutions and for the sums of BatchNorm with more loads under way: the last "
-    "two are faster by themselves, but none of these helps when four runs share the GPU. One MSPCaps-L fills it "
-    "alone: two at a time gain nothing."
+    "two are faster by themselves, but none of these helps when four runs share the GPU."
 )
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
+from mspcaps.data.folder import is_picture_folder, now_and_then
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model
 from mspcaps.models.initial import scale_initial_weights
@@ -23,7 +23,6 @@ from mspcaps.training.step import Form, Step, compiler_works
 
 SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
 WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
-READING_EVERY = 5.0  # seconds between two lines
 MEASURED = 2000  # own images that mean and deviation are taken from
 
 
@@ -80,7 +79,7 @@ def load_splits(
     """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
     path = Path(recipe.data).expanduser()
     wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
-    if recipe.data in CATALOG or not path.is_dir() or (path / "manifest.json").is_file():
+    if not is_picture_folder(recipe.data):
         train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
         size = wanted or at_least(train_set.size, SMALLEST)
         return train_set.resized(size).to(device), test_set.resized(size)
@@ -90,21 +89,8 @@ def load_splits(
     test = replace(test, size=size, channels=train.channels)
     if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
         return train, test
-    progress = now_and_then(say)
+    progress = now_and_then(lambda line: say(f"reading {line} pictures"))
     return train.resident(progress).to(device), test.resident(progress)
-
-
-def now_and_then(say: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
-    """Says how far reading has come, every few seconds."""
-    last = time.monotonic()
-
-    def progress(what: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if time.monotonic() - last >= READING_EVERY:
-            last = time.monotonic()
-            say(f"reading {what}: {done:,} of {total:,} pictures")
-
-    return progress
 
 
 def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
@@ -137,10 +123,9 @@ def size_of_own(recipe: Recipe) -> tuple[int, int]:
     """What size own images will have in training."""
     if recipe.image_size:
         return recipe.image_size, recipe.image_size
-    path = Path(recipe.data).expanduser()
-    folder = path.is_dir() and not (path / "manifest.json").is_file()
-    found = open_folder(path, "train").size if folder else load_dataset(recipe.data, "train").size
-    return at_least(found, SMALLEST)
+    if is_picture_folder(recipe.data):
+        return at_least(open_folder(Path(recipe.data).expanduser(), "train").size, SMALLEST)
+    return at_least(load_dataset(recipe.data, "train").size, SMALLEST)
 
 
 def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:

@@ -1,0 +1,260 @@
+"""`mspcaps train` and `mspcaps sweep`: runs, what can be changed about them, and how they are stopped."""
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from mspcaps.cli.options import Maybe
+from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, training_progress
+from mspcaps.errors import MspcapsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mspcaps.training import Recipe, Trainer
+
+Form = Literal["eager", "compiled", "captured"]
+
+
+@dataclass(frozen=True)
+class AugmentChanges:
+    """Of the training images; by default what the recipe says."""
+
+    crop: Maybe[int] = None
+    """Pixels of padding before a random crop."""
+    flip: Maybe[bool] = None
+    """Mirror images at random."""
+    rotate: Maybe[float] = None
+    """Largest angle of a random rotation, in degrees."""
+
+
+@dataclass(frozen=True)
+class ScaleChanges:
+    """Factors on the initial weights, by kind."""
+
+    votes: Maybe[float] = None
+    """Of the vote weights of the routing."""
+    positions: Maybe[float] = None
+    """Of the position embeddings."""
+    convolutions: Maybe[float] = None
+    """Of the convolutions."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Any field of the recipe can be changed; the name of the run then tells. By default what the recipe says."""
+
+    model: Maybe[str] = None
+    """Name of a model, as `mspcaps models` shows it."""
+    data: Maybe[str] = None
+    """Name of a data set, or the path of a folder of class folders or of an .npz file."""
+    name: Maybe[str] = None
+    """What this way of training is called in paths and in the ledger."""
+    epochs: Maybe[int] = None
+    """Passes over the training images."""
+    batch_size: Maybe[int] = None
+    """Images per step."""
+    lr: Maybe[float] = None
+    """Peak learning rate of AdamW."""
+    weight_decay: Maybe[float] = None
+    """Decoupled weight decay."""
+    warmup_epochs: Maybe[int] = None
+    """Epochs of linear warm-up."""
+    warmup_start: Maybe[float] = None
+    """Learning rate of the first epoch, as a share of the peak."""
+    min_lr: Maybe[float] = None
+    """Where the cosine ends."""
+    image_size: Maybe[int] = None
+    """Side of the square images that the model sees."""
+    augment: AugmentChanges = field(default_factory=AugmentChanges)
+    balance: Maybe[bool] = None
+    """Draw every class equally often in an epoch, however many images it has."""
+    init: Maybe[str] = None
+    """Shipped weights such as mspcaps_t.cifar10, or a weights file, to begin from."""
+    initial_scale: ScaleChanges = field(default_factory=ScaleChanges)
+    held_out: Maybe[int] = None
+    """Training images kept back to measure on in place of the test set."""
+    seed: Maybe[int] = None
+    """Decides initial weights, order of images and augmentation."""
+
+
+def train(
+    recipe: Positional[Maybe[str]] = None,
+    changes: Annotated[Changes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008 - frozen
+    list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: Maybe[str] = None,
+    form: Maybe[Form] = None,
+    out: Path = Path("runs"),
+    results: Path = Path("results"),
+    log_dir: Maybe[Path] = None,
+    again: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Train by a recipe, from its checkpoint if there is one. Without a recipe, --data and --model say what.
+
+    Args:
+        recipe: A name that --list shows, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
+        list: Show the recipes and do nothing else.
+        device: cpu or cuda; by default the GPU if there is one.
+        form: How steps run; by default the fastest that the device supports.
+        out: Folder for weights and checkpoints.
+        results: Folder of the ledger, which gets one JSON file per finished run.
+        log_dir: Also write loss, learning rate and accuracy for TensorBoard into this folder.
+        again: Train anew what is done already.
+    """
+    from mspcaps import train as run
+    from mspcaps.training import list_recipes
+    from mspcaps.training.checkpoint import run_folder
+    from mspcaps.training.ledger import entry_path, is_in_ledger, read_entry
+    from mspcaps.training.recipe import measured_on
+
+    if list:
+        print("\n".join(list_recipes()))
+        return
+    chosen = choose_recipe(recipe, changes)
+    done = run_folder(out, chosen) / "last.safetensors"
+    if not again and done.is_file() and is_in_ledger(results, chosen):
+        last = read_entry(entry_path(results, chosen))["accuracy"]["last"]
+        print(f"done already: {last:.2f} % after the last epoch; --again trains it anew, --seed and --name another one")
+        print(f"weights: {done}")
+        return
+    board = TensorBoard(log_dir) if log_dir else None
+    with resumable_progress(board) as (listener, stop):
+        result = run(chosen, device, form=form, out=out, results=results, listener=listener, stop=stop)
+    if result.entry:  # one process of several speaks
+        accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
+        best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
+        where = measured_on(result.recipe.held_out)
+        print(f"{where} accuracy {accuracy['last']:.2f} % after the last epoch, {best}; trained for {clock(seconds)}")
+        print(f"weights: {result.folder / 'last.safetensors'}")
+
+
+def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
+    """The recipe with the changes of the command line."""
+    from mspcaps.training import Recipe, load_recipe, override
+    from mspcaps.training.recipe import filled
+    from mspcaps.training.setup import own_augment, size_of_own
+
+    given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
+    augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
+    scale = {key: value for key, value in asdict(given.pop("initial_scale")).items() if value is not None}
+    if name is not None:
+        recipe = load_recipe(name)
+    elif "data" in given:
+        recipe = Recipe(name="custom", data=given["data"], model=given.get("model", "mspcaps_t"))
+    else:
+        raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
+    if augment:
+        whole = filled(override(recipe, **given))
+        given["augment"] = replace(whole.augment or own_augment(size_of_own(whole)), **augment)
+    if scale:
+        given["initial_scale"] = recipe.initial_scale | scale
+    return override(recipe, **given)
+
+
+@contextmanager
+def resumable_progress(board: Listener | None = None) -> "Iterator[tuple[Listener, threading.Event]]":
+    """A listener that shows progress, and what Ctrl-C sets: the run then saves its checkpoint and ends, and the user is
+    told how to go on."""
+    from mspcaps.training import Stopped
+
+    seen: dict[str, Trainer] = {}
+    try:
+        with training_progress() as bar, interruptible() as stop:
+
+            def listener(trainer: "Trainer") -> None:
+                seen["trainer"] = trainer
+                bar(trainer)
+                if board:
+                    board(trainer)
+
+            yield listener, stop
+    except (KeyboardInterrupt, Stopped):
+        print(how_to_resume(seen.get("trainer")), file=sys.stderr)
+        raise KeyboardInterrupt from None
+
+
+@contextmanager
+def interruptible() -> "Iterator[threading.Event]":
+    """What Ctrl-C sets, so that runs can end in order; a second Ctrl-C ends everything at once.
+
+    KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
+    and a thread that is just being started is left behind.
+    """
+    stop = threading.Event()
+
+    def interrupted(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def how_to_resume(trainer: "Trainer | None") -> str:
+    from mspcaps.training.checkpoint import CHECKPOINT
+
+    if trainer is None or not (trainer.folder / CHECKPOINT).is_file():
+        return "stopped before the first checkpoint: nothing is kept"
+    return f"stopped; the same command continues from the checkpoint in {trainer.folder}"
+
+
+def sweep(
+    file: Positional[Path],
+    budget: Maybe[str] = None,
+    device: Maybe[str] = None,
+    out: Path = Path("runs"),
+    results: Path = Path("results"),
+) -> int:
+    """Train many runs: those of a file that the ledger lacks, in its order, side by side where that pays.
+
+    Args:
+        file: A TOML file with a list of [[runs]], each with a recipe, optional seeds and any field to change.
+        budget: Begin nothing that cannot end in this time: 540s, 9m, 2h.
+        device: cpu or cuda; by default the GPU if there is one.
+        out: Folder for weights and checkpoints.
+        results: Folder of the ledger.
+    """
+    from mspcaps.training import choose_device
+    from mspcaps.training.sweep import load_sweep, run_sweep
+    from mspcaps.weights import weights_path
+
+    recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
+    lines: Listener = Lines(every=30.0, named=True)
+    with interruptible() as stop:
+        outcomes = run_sweep(
+            recipes, choose_device(device), seconds, out, results, partial(print, flush=True), lines, weights_path, stop
+        )
+    if stop.is_set():
+        print(f"stopped; the same command continues from the checkpoints in {out}", file=sys.stderr)
+        raise KeyboardInterrupt
+    counts = Counter(outcome.state for outcome in outcomes)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    return 1 if counts["failed"] else 0
+
+
+def parse_duration(text: str) -> float:
+    """540s, 9m, 2h or plain seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise MspcapsError(f"a time is written like 540s, 9m or 2h, not {text!r}")
+    return seconds
