@@ -273,6 +273,21 @@ def test_a_conclusion_can_fail(ledger):
     assert CLAIMS[-1].else_ in text
 
 
+def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
+    before = read_report(ledger)
+    for seed, last in enumerate((86.0, 87.0)):
+        enter(ledger / "again", entry(T, [80.0, 81.0, last], seed))
+    after = read_report(ledger)
+    assert (after.runs, after.main, len(after.again)) == (before.runs, before.main, 2)
+    told = "Made again from the same seeds ([each](speed.md#the-same-run-made-again)): all three scales 86.50 ± 0.71"
+    assert told in ablation_files(after)["ablations.md"] and told not in ablation_files(before)["ablations.md"]
+    shown = render_speed(ledger, after)
+    assert "## The same run made again" in shown and ": 88.50 | " in shown and ": 87.00 | +1.50 |" in shown
+    enter(ledger / "again", entry(T, [80.0, 81.0, 86.0], 7))
+    with pytest.raises(MspcapsError, match=r"mspcaps_t, paper, seed 7 is in again/, but not in the ledger"):
+        render_speed(ledger, read_report(ledger))
+
+
 def test_what_routing_is_worth_is_not_doubted_before_it_was_tried_nor_where_it_wins(ledger):
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
     for seed, last in enumerate((84.1, 84.0, 83.9)):
@@ -333,7 +348,7 @@ def test_the_picture_of_a_conclusion_shows_every_run_where_it_belongs():
 
 def test_the_figures_of_speed_are_those_of_the_benchmarks():
     text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    assert text == render_speed(ROOT / "results")
+    assert text == render_speed(ROOT / "results", read_report(ROOT / "results"))
     for result in read_benchmarks(ROOT / "results"):
         assert result["environment"]["device"] in text
         for variant in result["variants"].values():

@@ -1,6 +1,6 @@
 """A run to the end in the eager form, to set beside the same run of the ledger in the captured form; needs a GPU.
 
-`python tests/training/forms_agree.py SEED [plain]` writes results/forms/; with `plain` none of our kernels runs and
+`python tests/training/forms_agree.py SEED [plain]` writes results/again/; with `plain` none of our kernels runs and
 everything is computed in fp32. `mspcaps report` puts the two beside each other in docs/speed.md.
 """
 
@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 from mspcaps.benchmarks.reference import plain
-from mspcaps.files import write_atomically
 from mspcaps.training import Trainer, load_recipe, override, setup, trainer
-from mspcaps.training.ledger import entry_path
 
 
 def main(seed: int, kind: str) -> None:
@@ -23,9 +21,7 @@ def main(seed: int, kind: str) -> None:
         setup.working_precision = trainer.working_precision = lambda device: None
     recipe = override(load_recipe("paper/cifar10/mspcaps_t"), seed=seed, epochs=100, held_out=5000)
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(recipe, torch.device("cuda"), form="eager", out=Path(folder), results=Path(folder)).run()
-        entry = entry_path(Path(folder), recipe).read_text()
-    write_atomically(Path("results/forms") / f"{kind}-seed{seed}.json", entry)
+        Trainer(recipe, torch.device("cuda"), form="eager", out=Path(folder), results=Path("results/again")).run()
 
 
 if __name__ == "__main__":

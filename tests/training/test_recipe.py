@@ -87,7 +87,7 @@ def test_trials_change_only_the_initial_scale_and_are_held_out() -> None:
 
 def test_sweep_files(tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
-    path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseed = 4\naugment = { crop = 2 }\n' * 2)
+    path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseed = 4\naugment = { crop = 2 }\n')
     (once,) = load_sweep(path)
     assert (once.seed, once.augment) == (4, Augmentation(crop=2))
     path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = [0, 2]\nepochs = 5\n')

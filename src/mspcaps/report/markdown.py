@@ -7,7 +7,8 @@ from mspcaps.report.conclusions import CLAIMS, comparisons
 from mspcaps.report.grid import GENERATED, grid
 from mspcaps.report.missed import MISSED, missed
 from mspcaps.report.runs import Group, Run
-from mspcaps.report.tables import HEADS, NONE, Report, Row, Table, comparison, notes, quoted_notes
+from mspcaps.report.speed import AGAIN
+from mspcaps.report.tables import HEADS, NONE, Report, Row, Table, comparison, notes, quoted_notes, with_n
 
 BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
 EMPTY = "No run is in the ledger yet: every row awaits its first."
@@ -28,8 +29,9 @@ def render(report: Report) -> str:
     return _joined(parts)
 
 
-def render_ablations(groups: Mapping[str, Group]) -> str:
-    """Every conclusion of the paper's ablations, and one question of our own, with what our runs say."""
+def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) -> str:
+    """Every conclusion of the paper's ablations, and one question of our own, with what our runs say, and what those
+    of them reached that were made again."""
     parts = [
         GENERATED, "", "# Do the conclusions hold?", "",
         "The paper draws four conclusions from its ablations on CIFAR-10. Here each is put to runs of ours by its "
@@ -48,6 +50,9 @@ def render_ablations(groups: Mapping[str, Group]) -> str:
             said = f"The paper (Table {claim.source.number}): {said}"
         parts += ["", f"## {claim.title}", "", said, "", f"![{claim.title}](ablations/{claim.anchor}.svg)", ""]
         parts += [f"- {pair}" for pair in compared[claim]]
+        repeated = [f"{side.words} {with_n(again[side.model].last)}" for side in claim.sides if side.model in again]
+        if repeated:
+            parts += ["", f"Made again from the same seeds ([each](speed.md#{AGAIN})): {'; '.join(repeated)}."]
         last = compared[claim][-1]
         if claim.else_ and last.difference and not last.holds:
             parts += ["", claim.else_]

@@ -8,14 +8,14 @@ from mspcaps.report import markdown, results_page
 from mspcaps.report.conclusions import CLAIMS, groups_of, panels
 from mspcaps.report.dots import dot_chart
 from mspcaps.report.grid import GENERATED
-from mspcaps.report.runs import read_ledger
+from mspcaps.report.runs import read_again, read_ledger
 from mspcaps.report.speed import render_speed
 from mspcaps.report.tables import Report, build
 
 
 def read_report(results: Path) -> Report:
     """Everything that a ledger folder tells."""
-    return build(read_ledger(results))
+    return build(read_ledger(results), read_again(results))
 
 
 def write_report(
@@ -27,7 +27,7 @@ def write_report(
     """Write the report as Markdown (the ablations beside it, with their pictures) and as a page, and the block of a
     README between its marks."""
     report = read_report(results)
-    beside = ablation_files(report) | {"speed.md": render_speed(results)}
+    beside = ablation_files(report) | {"speed.md": render_speed(results, report)}
     files = {out: markdown.render(report)} | {out.parent / name: text for name, text in beside.items()}
     for path in (path for path in files if path.suffix == ".md" and path.is_file()):
         if not path.read_text(encoding="utf-8", errors="replace").startswith(GENERATED):
@@ -44,7 +44,7 @@ def ablation_files(report: Report) -> dict[str, str]:
     """ablations.md and the pictures that it shows, by their names."""
     groups = groups_of(report.runs)
     charts = {f"ablations/{c.anchor}.svg": dot_chart(panels(c, groups), c.title) for c in CLAIMS}
-    return {"ablations.md": markdown.render_ablations(groups), **charts}
+    return {"ablations.md": markdown.render_ablations(groups, groups_of(report.again)), **charts}
 
 
 def quoted(readme: Path, report: Report) -> str:

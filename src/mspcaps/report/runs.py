@@ -36,6 +36,7 @@ class Run:
     seconds: float
     shared: bool  # whether other runs were on its device
     device: str
+    form: str
     precision: str
     provenance: str
     commit: str
@@ -105,6 +106,11 @@ def read_ledger(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
 
 
+def read_again(folder: Path) -> list[Run]:
+    """Runs of the ledger that were made a second time, in a ledger of their own inside it: the first is what counts."""
+    return read_ledger(folder / "again") if (folder / "again").is_dir() else []
+
+
 def read_run(path: Path, folder: Path) -> Run:
     """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
     entry = read_entry(path)
@@ -127,7 +133,7 @@ def read_run(path: Path, folder: Path) -> Run:
         model=entry["model"], dataset=entry["dataset"], seed=entry["seed"], params=entry["params"],
         last=accuracy["last"], best=accuracy["best"], best_epoch=accuracy["best_epoch"],
         seconds=entry["seconds"]["train"], shared=entry["seconds"].get("side_by_side", 1) > 1,
-        device=entry["device"], precision=entry.get("precision") or "",
+        device=entry["device"], form=entry.get("form") or "", precision=entry.get("precision") or "",
         provenance=entry["provenance"], commit=entry.get("commit") or "", sha256=entry.get("weights_sha256") or "",
         losses=curve["loss"], accuracies=curve["accuracy"], recipe=recipe,
     )  # fmt: skip

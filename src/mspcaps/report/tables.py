@@ -78,6 +78,7 @@ class Report:
     """All that is told."""
 
     runs: tuple[Run, ...]
+    again: tuple[Run, ...]  # made a second time; nothing else below is about these
     main: tuple[Table, ...]
     ablations: tuple[Table, ...]
     beyond: tuple[Table, ...]  # what the paper has no row for
@@ -89,7 +90,7 @@ class Report:
         return list(rows.values())
 
 
-def build(runs: Sequence[Run]) -> Report:
+def build(runs: Sequence[Run], again: Sequence[Run] = ()) -> Report:
     groups = grouped([run for run in runs if not run.recipe["held_out"]])
     main = tuple(main_table(table, groups) for table in paper.MAIN)
     ablations = tuple(
@@ -104,7 +105,7 @@ def build(runs: Sequence[Run]) -> Report:
     beyond = {"Runs beyond the paper's tables": further, "Trials, measured on held-out training images": trials}
     heads = ("model", "data", "recipe")
     return Report(
-        tuple(runs), main, ablations,
+        tuple(runs), tuple(again), main, ablations,
         tuple(Table(title, heads, tuple(map(further_row, found))) for title, found in beyond.items() if found),
     )  # fmt: skip
 

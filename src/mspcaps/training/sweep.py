@@ -62,10 +62,7 @@ def load_sweep(path: Path) -> list[Recipe]:
         if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds) or "seed" in run:
             raise MspcapsError(f"{path}: the seeds of a run are a list of whole numbers, seeds = [0, 1, 2]")
         changes = checked_fields(run, str(path))
-        for seed in seeds:
-            recipe = override(base, seed=seed, **changes)
-            if recipe not in recipes:
-                recipes.append(recipe)
+        recipes += [override(base, seed=seed, **changes) for seed in seeds]
     return recipes
 
 
@@ -105,12 +102,13 @@ def run_sweep(
     find_weights: FindWeights = lambda file: Path(file).expanduser(),
     stop: threading.Event | None = None,
 ) -> list[Outcome]:
-    """Runs what the ledger lacks, in order, as many at a time as fit.
+    """Runs what the ledger lacks, in order, as many at a time as fit; what is named twice is run once.
 
     Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell. When `stop` is set, runs save
     their checkpoints and end.
     """
     deadline = time.monotonic() + budget
+    recipes = [recipe for place, recipe in enumerate(recipes) if filled(recipe) not in map(filled, recipes[:place])]
     outcomes = [Outcome(r, "known") for r in recipes if is_in_ledger(results, r)]
     waiting = [r for r in recipes if not is_in_ledger(results, r)]
     running: dict[Future[Outcome], float] = {}
