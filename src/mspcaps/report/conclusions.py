@@ -7,7 +7,7 @@ from mspcaps.report import paper
 from mspcaps.report.difference import Difference
 from mspcaps.report.dots import Line
 from mspcaps.report.runs import Group, Run, follows, grouped
-from mspcaps.report.tables import NONE, between, signed, with_n
+from mspcaps.report.tables import NONE, between, in_brackets, signed, with_n
 from mspcaps.training.recipe import list_recipes, load_recipe
 
 
@@ -127,14 +127,22 @@ class Comparison:
         if found is None:
             missing = [f"`{side.model}`" for side, g in ((self.better, self.a), (self.worse, self.b)) if g is None]
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not trained yet"
-        if found.margin is None and min(self.a.last.n, self.b.last.n) == 1:  # type: ignore[union-attr]
+        if found.margin is None:
             way = "points that way" if found.gap > 0 else "points the other way" if found.gap < 0 else "no difference"
-            return f"{way}, but one run tells nothing of the spread"
+            return f"{way}, but nothing tells of the spread"
         if not found.clear:
             return "too close to tell"
         if self.claim.source is None:
             return f"{(self.better if self.holds else self.worse).words} is better"
         return "holds" if self.holds else "does not hold: it is the other way round"
+
+    @property
+    def interval(self) -> str:
+        """In brackets where it rests on a guess."""
+        found = self.difference
+        if found is None or found.margin is None:
+            return NONE
+        return f"({between(found)})" if found.borrowed else between(found)
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -144,7 +152,7 @@ class Comparison:
             f"{self.better.words} against {self.worse.words}",
             signed(printed[0] - printed[1], 2) if printed else NONE,
             signed(found.gap, 2) if found else NONE,
-            between(found) or NONE if found else NONE,
+            self.interval,
             self.verdict,
         )
 
@@ -159,10 +167,9 @@ class Comparison:
         parameters = ""
         if self.a.first.params != self.b.first.params:
             parameters = f" with {self.a.first.params:,} and {self.b.first.params:,} parameters"
-        interval = f" (95 % interval {between(found)})" if found.margin else ""
         return (
             f"{text}here it is {with_n(self.a.last)} and {with_n(self.b.last)}{parameters}, a difference of "
-            f"{signed(found.gap, 2)}{interval}. **{capitalized(self.verdict)}.**"
+            f"{signed(found.gap, 2)}{in_brackets(found)}. **{capitalized(self.verdict)}.**"
         )
 
 

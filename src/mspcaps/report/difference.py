@@ -11,16 +11,23 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means; the margin is half of Welch's interval, None where a side has one run or nothing varies."""
+    """Of two means; the margin is half of Welch's interval, None where both sides have one run or nothing varies.
+
+    A single run beside several is taken to spread like them: the margin is then Student's.
+    """
 
     gap: float
     margin: float | None
+    borrowed: bool = False  # whether one side has the other's spread
 
     @classmethod
     def of(cls, a: Spread, b: Spread) -> "Difference":
         gap = a.mean - b.mean
-        if a.deviation is None or b.deviation is None or a.deviation == b.deviation == 0:
+        if not a.deviation and not b.deviation:
             return cls(gap, None)
+        if a.deviation is None or b.deviation is None:
+            deviation, n = a.deviation or b.deviation or 0.0, max(a.n, b.n)
+            return cls(gap, quantile(n - 1) * deviation * math.sqrt(1 + 1 / n), borrowed=True)
         v, w = a.deviation**2 / a.n, b.deviation**2 / b.n  # variances of the two means
         freedom = (v + w) ** 2 / (v**2 / (a.n - 1) + w**2 / (b.n - 1))
         return cls(gap, quantile(freedom) * math.sqrt(v + w))

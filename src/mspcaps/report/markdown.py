@@ -8,7 +8,7 @@ from mspcaps.report.grid import GENERATED, grid
 from mspcaps.report.missed import MISSED, missed
 from mspcaps.report.runs import Group, Run
 from mspcaps.report.speed import AGAIN
-from mspcaps.report.tables import HEADS, NONE, Report, Row, Table, comparison, notes, quoted_notes, with_n
+from mspcaps.report.tables import HEADS, INTERVAL, NONE, Report, Row, Table, comparison, notes, quoted_notes, with_n
 
 BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
 EMPTY = "No run is in the ledger yet: every row awaits its first."
@@ -35,14 +35,14 @@ def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) ->
     parts = [
         GENERATED, "", "# Do the conclusions hold?", "",
         "The paper draws four conclusions from its ablations on CIFAR-10. Here each is put to runs of ours by its "
-        "own recipe, on the accuracy of the last epoch. A conclusion holds if the 95 % interval of the difference "
+        f"own recipe, on the accuracy of the last epoch. A conclusion holds if the {INTERVAL} of the difference "
         "(Welch's, from the spread of the seeds) leaves zero out. With three seeds such an interval is wide, so what "
-        "is too close to tell may still be there; where one side has a single run there is no interval at all. "
-        "[All tables](results.md).",
+        "is too close to tell may still be there. Intervals in brackets are of a single run beside several, which is "
+        "taken to spread as they do. [All tables](results.md).",
         "",
     ]  # fmt: skip
     compared = {claim: comparisons(claim, groups) for claim in CLAIMS}
-    heads = ("compared", "paper", "here", "95 % interval", "so")
+    heads = ("compared", "paper", "here", INTERVAL, "so")
     parts += grid(heads, [pair.cells for pairs in compared.values() for pair in pairs], right=(1, 2, 3))
     for claim in CLAIMS:
         said = f"{claim.says}."

@@ -12,7 +12,7 @@ from mspcaps.data.catalog import facts
 from mspcaps.report.difference import Difference
 from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Group, grouped, resolved
-from mspcaps.report.tables import Report, Row, between, signed, with_n
+from mspcaps.report.tables import Report, Row, in_brackets, signed, with_n
 from mspcaps.training.recipe import load_recipe
 
 MISSED = "Where a figure is missed"
@@ -75,8 +75,7 @@ def told(words: str, group: Group, base: Group | None) -> str:
     if base is None:
         return f"{text}; the recipe as it is was not measured so"
     difference = Difference.of(group.last, base.last)
-    interval = f" (95 % interval {between(difference)})" if difference.margin else ""
-    return f"{text}, the recipe as it is {with_n(base.last)}, {signed(difference.gap, 2)}{interval}"
+    return f"{text}, the recipe as it is {with_n(base.last)}, {signed(difference.gap, 2)}{in_brackets(difference)}"
 
 
 def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:

@@ -11,13 +11,14 @@ import torch
 from mspcaps.data.catalog import CATALOG, facts
 from mspcaps.models import create_model
 from mspcaps.report import paper
-from mspcaps.report.difference import Difference
+from mspcaps.report.difference import CONFIDENCE, Difference
 from mspcaps.report.paper import Figure, PaperTable
 from mspcaps.report.runs import Group, Run, Spread, follows, grouped, recipe_of
 from mspcaps.training.recipe import list_recipes, load_recipe
 
 NOT_TRAINED = "not trained yet"
 NONE = "–"
+INTERVAL = f"{100 * CONFIDENCE:.0f} % interval"
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
 
@@ -160,6 +161,14 @@ def between(difference: Difference) -> str:
         return ""
     ends = (difference.gap - difference.margin, difference.gap + difference.margin)
     return " to ".join(signed(end, 2) for end in ends)
+
+
+def in_brackets(difference: Difference) -> str:
+    """Its interval within a sentence, with what it rests on."""
+    if difference.margin is None:
+        return ""
+    rests = ", if the single run spreads like the others" if difference.borrowed else ""
+    return f" ({INTERVAL} {between(difference)}{rests})"
 
 
 def training(group: Group | None) -> str:
