@@ -9,10 +9,10 @@ import pytest
 import torch
 from export_makers import CLASSES, draw, weights, without_torch
 
-from mspcaps import load_model, predict
+from mspcaps import evaluate, load_model, predict
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
-from mspcaps.export import OnnxModel, export_model, runner
+from mspcaps.export import OnnxModel, export_model, load_onnx, runner
 
 REASON = "the extra `onnx` is not installed"
 pytest.importorskip("onnxruntime", reason=REASON)
@@ -53,6 +53,22 @@ def test_the_command_is_the_same_with_both(place, capsys):
         assert main(["predict", str(place / weights_file), *args]) == 1  # one picture is broken
         said.append(capsys.readouterr())
     assert said[0] == said[1] and len(said[0].out.splitlines()) == 8
+
+
+def test_an_exported_file_is_measured_like_the_weights(place, capsys):
+    draw(place / "own", count=8)
+    said = []
+    for file in ("model.safetensors", "model.onnx"):
+        assert main(["eval", str(place / file), "--data", str(place / "own"), "--split", "all"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "16 images" in said[0]
+    assert main(["eval", str(place / "model.onnx")]) == 2
+    assert "do not say which data they were trained on: name a data set" in capsys.readouterr().err
+    assert main(["eval", str(place / "model.onnx"), "--data", str(place / "own"), "--device", "cuda"]) == 2
+    assert "leave --device cuda out" in capsys.readouterr().err
+    found = evaluate(load_onnx(place / "model.onnx"), place / "own")
+    other = evaluate(load_model(place / "model.safetensors"), place / "own")
+    assert torch.allclose(found.scores, other.scores, atol=1e-5) and found.ece == pytest.approx(other.ece, abs=1e-3)
 
 
 def test_the_command_needs_no_torch(place):

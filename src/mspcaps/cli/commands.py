@@ -120,22 +120,26 @@ def evaluate(
     error is the mean gap between it and the accuracy, over 15 bins.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
+        weights: A .safetensors file that mspcaps wrote, a name that `mspcaps models --pretrained` shows, or the .onnx
+            file of `mspcaps export`.
         data: Name of a data set or path of a folder or .npz; by default what the weights were trained on.
         split: Which images of it.
         batch_size: Images at a time.
-        device: cpu or cuda; by default the GPU if there is one.
+        device: cpu or cuda; by default the GPU if there is one. ONNX runs on the CPU.
     """
     from mspcaps.data import CATALOG
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
+    from mspcaps.export import load_onnx
     from mspcaps.training import choose_device
     from mspcaps.weights import load_model
 
-    model = load_model(weights)
+    exported = is_onnx(weights, device)
+    model = load_onnx(weights) if exported else load_model(weights)
+    where = choose_device("cpu" if exported else device)
     with counting() as progress:
         images = load_for(model, data, split, progress)
-        found = run(model, images, batch_size, choose_device(device), lambda done, of: progress("evaluating", done, of))
+        found = run(model, images, batch_size, where, lambda done, of: progress("evaluating", done, of))
     counts = found.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
@@ -182,17 +186,23 @@ def predict(
 
 def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
     """Weights through PyTorch; an exported file through onnxruntime, and then torch is not even imported."""
-    if weights.lower().endswith(".onnx"):
+    if is_onnx(weights, device):
         from mspcaps.export.runner import OnnxModel
 
-        if device not in (None, "cpu"):
-            raise MspcapsError(f"{weights} runs on the CPU, through onnxruntime: leave --device {device} out")
         return OnnxModel(weights).stream_predictions(paths, top)
     from mspcaps.evaluation import stream_predictions
     from mspcaps.training import choose_device
     from mspcaps.weights import load_model
 
     return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+
+
+def is_onnx(weights: str, device: str | None) -> bool:
+    """Whether it is an exported file; that runs on the CPU only."""
+    exported = weights.lower().endswith(".onnx")
+    if exported and device not in (None, "cpu"):
+        raise MspcapsError(f"{weights} runs on the CPU, through onnxruntime: leave --device {device} out")
+    return exported
 
 
 def report(

@@ -13,7 +13,9 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export.graphs import at_rest, onnx_runner, pt2_runner, to_onnx, to_pt2, traced
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
+from mspcaps.export.runner import OnnxModel
 from mspcaps.files import write_atomically
+from mspcaps.models import create_model
 from mspcaps.models.pretrained import class_names, unwrapped
 
 BATCHES = (1, 3, 8)
@@ -61,6 +63,16 @@ def export_model(
         content, agreement = quantized(content, model, about, *images)
     write_atomically(path, content)
     return Exported(path, len(content), about, differences, agreement)
+
+
+def load_onnx(path: str | Path) -> nn.Module:
+    """The model that an ONNX file was exported from, on the CPU, answering with the file: `evaluate` measures it."""
+    file = OnnxModel(path)
+    about = file.metadata
+    model = create_model(about.model, len(about.classes), in_chans=about.channels, img_size=about.img_size)
+    model.about = {"classes": list(about.classes)}  # type: ignore[assignment]
+    model.forward = lambda images: torch.from_numpy(file(images.numpy()))
+    return model.eval()
 
 
 def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
