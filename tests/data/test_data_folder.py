@@ -116,6 +116,25 @@ def test_a_photo_on_its_side_is_turned_upright(tmp_path: Path) -> None:
     assert data.images[0, :, :14].min() > 200 and data.images[0, :, 18:].max() < 50
 
 
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("RGB", 1), ("L", 3), ("CMYK", 3)])
+def test_a_large_photo_is_decoded_small_and_looks_the_same(
+    mode: str, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the whole picture, resized: one of 256 levels may differ by rounding, even in noise."""
+    exif = Image.Exif()
+    exif[0x0112] = 8  # to be turned a quarter to the left
+    noise = np.random.default_rng(0).integers(0, 256, (400, 640, 3), dtype=np.uint8)
+    Image.fromarray(noise).convert(mode).save(tmp_path / "x.jpg", exif=exif, quality=95)
+    decoded = []
+    load = Image.Image.load
+    monkeypatch.setattr(Image.Image, "load", lambda self: decoded.append(self.size) or load(self))
+    found = read_picture(tmp_path / "x.jpg", (24, 16), channels).astype(int)
+    assert (160, 100) in decoded and (640, 400) not in decoded
+    upright = Image.open(tmp_path / "x.jpg").convert("RGB").transpose(Image.Transpose.ROTATE_90)
+    whole = upright.convert("L" if channels == 1 else "RGB").resize((16, 24), Image.Resampling.BILINEAR)
+    assert np.abs(found - np.atleast_3d(whole).transpose(2, 0, 1)).max() <= 1
+
+
 def test_broken_pictures_are_named(root: Path) -> None:
     victim = root / "train" / "cat" / "1.png"
     whole = victim.read_bytes()
