@@ -173,7 +173,7 @@ def no_recipe(here, patch):
     return ["train"]
 
 
-@case(r'"cifar11"; did you mean "cifar10"')
+@case(r"'cifar11': did you mean 'cifar10'")
 def unknown_dataset(here, patch):
     return ["data", "get", "cifar11"]
 

@@ -1,6 +1,5 @@
 """The command line: words into calls of the Python API. This file has the way in and the way out, errors included."""
 
-import difflib
 import errno
 import io
 import os
@@ -13,7 +12,7 @@ import tyro
 
 from mspcaps import __version__
 from mspcaps.cli import app, bench, commands, datasets, explanations, exports, training
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, nearest
 
 if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and
@@ -76,8 +75,7 @@ def run(args: list[str]) -> int:
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
     if args and not args[0].startswith("-") and args[0] not in table:
-        close = difflib.get_close_matches(args[0], table, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"`{program} --help` lists them."
+        hint = nearest(args[0], table, f"`{program} --help` lists them.")
         raise MspcapsError(f"there is no command {args[0]!r}: {hint}")
     config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None
     try:

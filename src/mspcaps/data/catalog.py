@@ -4,11 +4,10 @@ All checksums of arrays are sha256 over the contiguous bytes of x as uint8 [N, C
 uint8 [N]. Means and deviations are those of the training pixels in [0, 1], after the 28-pixel sets were resized to 32.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, nearest
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 DIGITS = tuple("0123456789")
@@ -270,6 +269,5 @@ def facts(name: str) -> Facts:
     """The facts of a data set of the catalog."""
     if name in CATALOG:
         return CATALOG[name]
-    near = difflib.get_close_matches(name.lower().replace("-", ""), CATALOG, n=1, cutoff=0.5)
-    hint = f'; did you mean "{near[0]}"?' if near else f"; known are {', '.join(CATALOG)}"
-    raise MspcapsError(f'there is no data set, folder or .npz file "{name}"{hint}')
+    hint = nearest(name.lower().replace("-", ""), CATALOG, f"known are {', '.join(CATALOG)}.")
+    raise MspcapsError(f"there is no data set, folder or .npz file {name!r}: {hint}")

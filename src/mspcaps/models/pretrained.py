@@ -1,6 +1,5 @@
 """Weights on disk: safetensors with everything in the header that is needed to build the model again."""
 
-import difflib
 import inspect
 import json
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, nearest
 from mspcaps.files import write_atomically
 from mspcaps.models.layers import use_channels_last
 from mspcaps.models.registry import create_model, list_models
@@ -92,9 +91,8 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if unknown := config.keys() - inspect.signature(create_model).parameters.keys():
         raise MspcapsError(f"{path} needs a newer mspcaps: the model has a {sorted(unknown)[0]!r}")
     if config["name"] not in list_models():
-        close = difflib.get_close_matches(config["name"], list_models(), n=1)
-        hint = f" (is it {close[0]!r}?)" if close else ""
-        raise MspcapsError(f"{path} holds a {config['name']}, which no code that was imported registers{hint}")
+        hint = nearest(config["name"], list_models(), "import the code that does.")
+        raise MspcapsError(f"{path} holds a {config['name']}, which no code that was imported registers: {hint}")
     check_header(header, path)
     if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
         raise MspcapsError(f"{path} holds weights that are not finite numbers")

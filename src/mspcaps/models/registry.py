@@ -1,6 +1,5 @@
 """Names to models."""
 
-import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, nearest
 
 ImageSize = int | tuple[int, int]
 
@@ -52,9 +51,7 @@ def create_model(
     mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
     """
     if name not in _builders:
-        close = difflib.get_close_matches(name, _builders, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`mspcaps models` lists them."
-        raise MspcapsError(f"there is no model {name!r}: {hint}")
+        raise MspcapsError(f"there is no model {name!r}: {nearest(name, _builders, '`mspcaps models` lists them.')}")
     sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
     if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
         raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")

@@ -1,7 +1,6 @@
 """A recipe: everything that decides what a run computes. The defaults are the paper's."""
 
 import dataclasses
-import difflib
 import hashlib
 import math
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mspcaps.data.catalog import CATALOG, Augmentation
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, nearest
 
 LONGEST_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
 
@@ -129,8 +128,7 @@ def load_recipe(name: str | Path) -> Recipe:
     if path.suffix != ".toml":
         path = recipe_folder() / f"{name}.toml"
         if not path.is_file():
-            close = difflib.get_close_matches(str(name), list_recipes(), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "`mspcaps train --list` shows them."
+            hint = nearest(str(name), list_recipes(), "`mspcaps train --list` shows them.")
             raise MspcapsError(f"there is no recipe {str(name)!r}: {hint}")
     try:
         return recipe_from_dict(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
@@ -213,6 +211,5 @@ def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
 
 
 def _unknown(key: str, known: set[str], where: str) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(sorted(known))}."
+    hint = nearest(key, known, f"the keys are {', '.join(sorted(known))}.")
     return f"{where} has no {key!r}: {hint}"
