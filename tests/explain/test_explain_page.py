@@ -18,7 +18,6 @@ from mspcaps.explain.drawing import heat_drawing, rectangle
 from mspcaps.explain.files import free_name, page_name
 from mspcaps.explain.geometry import Rect
 from mspcaps.explain.page import choose_classes, closeness, render
-from mspcaps.explain.tree import strongest_path
 from mspcaps.models.pretrained import save_weights
 
 CLASSES = ["cat & dog", "<b>bird</b>", "a very long name of a class"]
@@ -77,11 +76,21 @@ def test_which_classes_it_is_about():
     assert choose_classes(found, 0, None) == choose_classes(found, 0, first) == (first, second)
     assert choose_classes(found, 0, third) == (third, first)
     assert "This page asks why it could be" in render(found, 0, "a", "m", third)
-    path = strongest_path(found.tree(0))
-    assert [node.scale for node in path] == [2, 1, 1, 1, 0, 0, 0]
-    assert path[0].effect == max(node.effect for node in found.tree(0).children)
-    middle = found.effects(first)[1][0]
-    assert [node.index for node in path[1:4]] == middle.argsort(descending=True)[:3].tolist()
+
+
+def test_the_outlined_parts_have_the_largest_effects():
+    torch.manual_seed(0)
+    found = explain(mspcaps.create_model("mspcaps_t", num_classes=4), torch.rand(1, 3, 32, 32))
+    parts, (fine, middle, coarse) = found.parts(), found.effects(int(found.ranking[0, 0]))
+    assert [node.scale for node in parts] == [2, 1, 1, 1, 0, 0, 0]
+    assert parts[0].index == int(coarse.argmax())
+    assert [node.index for node in parts[1:4]] == middle[0].argsort(descending=True)[:3].tolist()
+    for around, inner in zip(parts[1:4], parts[4:], strict=True):  # patches of 8 and of 4 pixels
+        row, column = around.place
+        cells = [(2 * row + r) * 8 + 2 * column + c for r in (0, 1) for c in (0, 1)]
+        assert inner.index == max(cells, key=lambda cell: float(fine[0, cell]))
+    two = explain(mspcaps.create_model("mspcaps_t_scale32_16", num_classes=4), torch.rand(1, 3, 32, 32))
+    assert [node.scale for node in two.parts()] == [1, 0]
 
 
 def test_outlines_fit_into_small_patches():

@@ -1,5 +1,7 @@
 """Explanations against plain loops, sums that must come out, and sentences for what cannot be explained."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,6 +83,23 @@ def test_effects_are_those_of_plain_loops():
             wanted[number] += (now - before) / ORDERS
             before = now
     torch.testing.assert_close(found.effects(2)[1][0], wanted, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_few_patches_have_their_exact_shapley_values():
+    """Coarse scale of one image: all 24 orders of its four patches, by hand."""
+    model, found = made("mspcaps_t", b=1)
+    x, mean, wanted = found.images[0], torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.zeros(4)
+    for order in itertools.permutations(range(4)):
+        canvas = mean.expand(3, 32, 32).clone()
+        before = length_before_squash(model(canvas[None]))[0, 2]
+        for number in order:
+            rows, columns = (slice(16 * place, 16 * place + 16) for place in divmod(number, 2))
+            canvas[:, rows, columns] = x[:, rows, columns]
+            now = length_before_squash(model(canvas[None]))[0, 2]
+            wanted[number] += (now - before) / 24
+            before = now
+    torch.testing.assert_close(found.effects(2)[2][0], wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 4, 64])

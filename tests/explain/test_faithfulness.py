@@ -13,7 +13,7 @@ import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.faithfulness import METHODS, Setting, area, cell_sums, curve, measure, ranks, write_result
-from mspcaps.explain.named import drops, named_mask, named_patches, random_mask
+from mspcaps.explain.named import drops, named_mask, named_patches, random_inside, random_mask
 from mspcaps.explain.tables import BEGIN, EMPTY, END, block, with_block
 
 ROOT = Path(__file__).parents[2]
@@ -100,9 +100,9 @@ def test_named_patches_are_covered_and_as_many_random_ones():
     found = mspcaps.explain(model, torch.rand(2, 3, 32, 32))
     labels = found.ranking[:, 0]
     falls = drops(found, labels, seed=0)
-    assert set(falls) == {"all", "coarse", "mid", "fine", "mid_adds"}
-    groups = named_patches(found.tree(1), 3)
-    assert [len(groups[name]) for name in falls] == [7, 1, 3, 3, 3]
+    assert set(falls) == {"all", "coarse", "mid", "fine", "mid_adds", "fine_agrees"}
+    groups = named_patches(found.parts(1), found.tree(1), 3)
+    assert [len(groups[name]) for name in falls] == [7, 1, 3, 3, 3, 3]
     (centre,) = max(found.tree(1).children, key=lambda node: node.effect).children
     adds = sorted(found.blocks[0].contributions[:, 1, centre.index].tolist(), reverse=True)
     assert [node.contribution for node in groups["mid_adds"]] == pytest.approx(adds[:3])
@@ -118,6 +118,22 @@ def test_named_patches_are_covered_and_as_many_random_ones():
             random_mask(groups[name], found.scales, torch.Generator().manual_seed(3)),
         ):
             assert int(mask.sum()) == pixels
+
+
+def test_random_fine_patches_lie_in_the_same_middle_patches():
+    """Else they would be compared with ones from where nothing is to be seen."""
+    torch.manual_seed(0)
+    found = mspcaps.explain(mspcaps.create_model("mspcaps_t", num_classes=3).eval(), torch.rand(1, 3, 32, 32))
+    groups = named_patches(found.parts(), found.tree(), 3)
+    around, seen = named_mask(groups["mid"], found.scales), torch.zeros(32, 32, dtype=torch.bool)
+    for seed in range(30):
+        mask = random_inside(groups["mid"], found.scales, torch.Generator().manual_seed(seed))
+        assert int(mask.sum()) == 3 * 16 and not (mask & ~around).any()
+        seen |= mask
+    assert torch.equal(seen, around)
+    (centre,) = max(found.tree().children, key=lambda node: node.effect).children
+    agreeing = {node.index: node.children[0].index for node in centre.children}
+    assert [node.index for node in groups["fine_agrees"]] == [agreeing[node.index] for node in groups["mid"]]
 
 
 def test_candidates_are_shown_beside_the_measurement(tmp_path):

@@ -47,7 +47,7 @@ def answer(model: nn.Module, picture: object, changes: Changes = Changes()) -> A
 def both_sides(found: Explanation) -> list[view.Side]:
     """Of one picture: the winner and the runner-up."""
     return [
-        view.Side(label, found.tree(0, label), found.heat_map(label)[0].cpu())
+        view.Side(label, found.tree(0, label), found.parts(0, label), found.heat_map(label)[0].cpu())
         for label in found.ranking[0, :2].tolist()
     ]
 

@@ -27,6 +27,7 @@ class Side:
 
     label: int
     root: Node
+    parts: Sequence[Node]
     heat: Tensor  # [h, w]
 
 
@@ -57,7 +58,7 @@ def explained(found: Explanation, sides: Sequence[Side], untouched: Tensor | Non
     figures = []
     for side, place in zip(sides, ("the winner", "the runner-up"), strict=True):
         name = found.classes[side.label]
-        parts, heat = parts_drawing(side.root, size, count), heat_drawing(side.heat, top, f"Heat map of {name}")
+        parts, heat = parts_drawing(side.parts, size, count), heat_drawing(side.heat, top, f"Heat map of {name}")
         figures.append(
             f"<figure><h3>{escape(name)} <span>{float(lengths[side.label]):.2f}, {place}</span></h3>"
             f'<div class="twins">{parts}{heat}</div></figure>'

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mspcaps.explain.geometry import Rect
-from mspcaps.explain.tree import Node, strongest_path
+from mspcaps.explain.tree import Node
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
 MOST_BARS = 20
@@ -64,12 +64,12 @@ def rectangle(rect: Rect, kind: str, width: float) -> str:
     )
 
 
-def parts_drawing(root: Node, size: tuple[int, int], scales: int) -> str:
-    """The enlarged image with the strongest path on it."""
+def parts_drawing(parts: Sequence[Node], size: tuple[int, int], scales: int) -> str:
+    """The enlarged image with the strongest parts outlined."""
     height, width = size
     line = max(size) / 80
     outlines = []
-    for node in strongest_path(root):
+    for node in parts:
         assert node.rect is not None and node.scale is not None
         kind = kind_of(node.scale, scales)
         outlines.append(rectangle(node.rect, kind, line * (1.5 if kind == "coarse" else 1.0)))

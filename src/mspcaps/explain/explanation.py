@@ -84,9 +84,20 @@ class Explanation:
 
     def tree(self, image: int = 0, label: int | str | None = None) -> Node:
         """The part-whole tree of one image, of the winner unless another class is named."""
-        number = int(self.ranking[image, 0]) if label is None else int(self.label_numbers(label)[image])
+        number = self.number_of(image, label)
+        return self.grower(image, number).tree(number)
+
+    def parts(self, image: int = 0, label: int | str | None = None) -> list[Node]:
+        """The patches with the largest effects on the class, coarse to fine: what the page outlines."""
+        return self.grower(image, self.number_of(image, label)).parts()
+
+    def number_of(self, image: int, label: int | str | None) -> int:
+        """Of the class asked for, of the winner if none is."""
+        return int(self.ranking[image, 0]) if label is None else int(self.label_numbers(label)[image])
+
+    def grower(self, image: int, number: int) -> Grower:
         found = [value[image, :, number] for value in self.all_effects]
-        return Grower(list(self.model.routing), self.blocks, self.scales, found, image).tree(number)
+        return Grower(list(self.model.routing), self.blocks, self.scales, found, image)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Do the patches that the page names matter? Cover them and nothing else, and as many random ones of the same sizes.
 
 What is covered shows the mean colour; what is counted is how far the score of the class falls. Every image is its own
-control: the difference to the mean of its random draws is what the standard error is about.
+control: the difference to the mean of its random draws is what the standard error is about. Fine patches are named in
+patches that matter already, so their random ones are drawn in the same patches.
 """
 
 from collections.abc import Sequence
@@ -11,36 +12,49 @@ from torch import Tensor
 
 from mspcaps.explain.drawing import kind_of
 from mspcaps.explain.explanation import Explanation
-from mspcaps.explain.geometry import Scale
-from mspcaps.explain.tree import Node, strongest, strongest_path
+from mspcaps.explain.geometry import Scale, members
+from mspcaps.explain.tree import Node, strongest
 
 DRAWS = 8  # of random patches for every image
 NAMES = {
     "all": "all that are outlined on the image",
     "coarse": "the coarse patch with the largest effect",
     "mid": "the middle patches with the largest effects",
-    "fine": "the fine patch that agrees most with each",
+    "fine": "in each of these the fine patch with the largest effect",
     "mid_adds": "for comparison: the middle patches that add most to the middle capsule",
+    "fine_agrees": "for comparison: in each with the largest effect the fine patch that agrees most",
 }
+INSIDE = ("fine", "fine_agrees")  # whose random ones are drawn in the same coarser patches
 Named = dict[str, list[Node]]  # group -> its patches in one image
 
 
-def named_patches(root: Node, scales: int) -> Named:
-    """What the page names of one tree, by group; a model with fewer scales has fewer groups."""
-    path = strongest_path(root)
-    groups: Named = {"all": path}
-    for node in path:
+def named_patches(parts: Sequence[Node], root: Node, scales: int) -> Named:
+    """What the page outlines in one image, by group, and what its tree names; fewer scales have fewer groups."""
+    groups: Named = {"all": list(parts)}
+    for node in parts:
         assert node.scale is not None
         groups.setdefault(kind_of(node.scale, scales), []).append(node)
+    voters: Sequence[Node] = root.children
     if "mid" in groups:
         (centre,) = strongest(root.children, 1)[0].children
-        groups["mid_adds"] = list(centre.children[: len(groups["mid"])])  # the tree has its children in this order
+        voters = centre.children  # what adds most comes first
+        groups["mid_adds"] = list(voters[: len(groups["mid"])])
+    if "fine" in groups:
+        below = {node.index: node.children[0] for node in voters}
+        groups["fine_agrees"] = [below[node.index] for node in groups.get("mid", groups["coarse"])]
     return groups
 
 
 def named_mask(nodes: Sequence[Node], scales: Sequence[Scale]) -> Tensor:
     """bool [H, W]: the pixels of these patches."""
     return mask_of([(scales[node.scale or 0], node.index) for node in nodes])
+
+
+def random_inside(around: Sequence[Node], scales: Sequence[Scale], generator: torch.Generator) -> Tensor:
+    """bool [H, W]: in each of these patches, of the scale above the finest, one fine patch drawn at random."""
+    below = members(scales[0].grid, scales[1].grid)  # [k, m]
+    places = torch.randint(below.shape[1], (len(around),), generator=generator)
+    return mask_of([(scales[0], int(below[node.index, m])) for node, m in zip(around, places, strict=True)])
 
 
 def random_mask(nodes: Sequence[Node], scales: Sequence[Scale], generator: torch.Generator) -> Tensor:
@@ -71,10 +85,16 @@ def drops(found: Explanation, labels: Tensor, seed: int) -> dict[str, Tensor]:
         scores = found.model(covered).gather(1, labels[:, None])[:, 0]
         return (found.lengths.gather(1, labels[:, None])[:, 0] - scores).cpu()
 
-    named = [named_patches(found.tree(i, int(label)), len(found.scales)) for i, label in enumerate(labels)]
+    def drawn(one: Named, group: str) -> Tensor:
+        if group in INSIDE:
+            return random_inside(one.get("mid", one["coarse"]), found.scales, generator)
+        return random_mask(one[group], found.scales, generator)
+
+    numbers = [int(label) for label in labels]
+    named = [named_patches(found.parts(i, j), found.tree(i, j), len(found.scales)) for i, j in enumerate(numbers)]
     result = {}
     for group in named[0]:
         own = fall([named_mask(one[group], found.scales) for one in named])
-        draws = [fall([random_mask(one[group], found.scales, generator) for one in named]) for _ in range(DRAWS)]
+        draws = [fall([drawn(one, group) for one in named]) for _ in range(DRAWS)]
         result[group] = torch.stack([own, torch.stack(draws).mean(0)], 1)
     return result

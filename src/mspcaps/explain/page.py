@@ -69,7 +69,7 @@ def closeness(first: float, second: float, name: str) -> str:
 
 def overview(found: Explanation, image: int, shown: tuple[int, int]) -> str:
     """The image with its strongest parts, and all lengths."""
-    root, name = found.tree(image, shown[0]), escape(found.classes[shown[0]])
+    parts, name = found.parts(image, shown[0]), escape(found.classes[shown[0]])
     count = len(found.scales)
     size = (found.images.shape[2], found.images.shape[3])
     keys = {}
@@ -78,13 +78,11 @@ def overview(found: Explanation, image: int, shown: tuple[int, int]) -> str:
         text = {
             "coarse": f"the {cell} × {cell} patch with the largest effect on “{name}”",
             "mid": f"the {cell} × {cell} patches with the largest effects",
-            "fine": f"the {cell} × {cell} patch that agrees most with each of these"
-            if count == 3
-            else f"the {cell} × {cell} patch that agrees most with it",
+            "fine": f"in {'each of these' if count == 3 else 'it'} the {cell} × {cell} patch with the largest effect",
         }[kind]
         keys[kind] = f'<li><span><i class="key {kind}"></i></span><span>{text}</span></li>'
     return (
-        f'<div class="top"><figure><h3>The strongest parts</h3>{parts_drawing(root, size, count)}'
+        f'<div class="top"><figure><h3>The strongest parts</h3>{parts_drawing(parts, size, count)}'
         f'<ul class="legend">{"".join(keys.values())}</ul></figure>'
         "<figure><h3>Length of every class capsule</h3>"
         f"{length_bars(found.lengths[image], found.classes, shown)}"

@@ -39,18 +39,6 @@ def strongest(nodes: Sequence[Node], count: int) -> list[Node]:
     return sorted(nodes, key=lambda node: -(node.effect or 0.0))[:count]
 
 
-def strongest_path(root: Node, count: int = 3) -> list[Node]:
-    """The coarse patch with the largest effect and what leads up to it: of the patches of its middle capsule those
-    with the largest effects, and the fine patch that agrees most with each. Coarse first, so that the finer ones are
-    drawn over it."""
-    (top,) = strongest(root.children, 1)
-    (below,) = top.children
-    if below.kind == "patch":
-        return [top, below]
-    best = strongest(below.children, count)
-    return [top, *best, *(node.children[0] for node in best)]
-
-
 @dataclass(frozen=True)
 class Grower:
     """Grows the tree of image b; `effects` [n_i] of every scale are those of the class asked for."""
@@ -60,6 +48,18 @@ class Grower:
     scales: Sequence[Scale]
     effects: Sequence[Tensor]
     b: int
+
+    def parts(self, count: int = 3) -> list[Node]:
+        """The patches with the largest effects: one coarse, some middle ones, and of the fine patches in each of these
+        one; of two scales one coarse and one fine in it. Coarse first, so that the finer are drawn over it."""
+        every = [[self.patch(scale, index) for index in range(len(found))] for scale, found in enumerate(self.effects)]
+        top = strongest(every[-1], 1)
+        if len(every) == 1:
+            return top
+        middle = strongest(every[1], count) if len(every) == 3 else []
+        below = members(self.scales[0].grid, self.scales[1].grid).tolist()
+        inner = [strongest([every[0][number] for number in below[node.index]], 1)[0] for node in middle or top]
+        return [*top, *middle, *inner]
 
     def tree(self, label: int) -> Node:
         norm = float(self.blocks[-1].norms[self.b, label])
