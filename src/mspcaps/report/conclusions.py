@@ -68,7 +68,8 @@ CLAIMS = (
     Claim(
         "What the routing itself is worth",
         "Not in the paper: MSPCaps-T against itself with the mean of the agreements in place of their maximum, with "
-        "plain self-agreement of all votes, and with a linear layer on the patch averages and no capsules at all",
+        "plain self-agreement of all votes, and with a linear layer on the patch averages and no capsules at all. The "
+        "linear head is trained with cross-entropy, all others with the margin loss: it differs in both",
         (
             (CAR, Side("cross-agreement, mean", "mspcaps_t_mean")),
             (CAR, Side("self-agreement", "mspcaps_t_self")),

@@ -38,7 +38,9 @@ def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) ->
         f"own recipe, on the accuracy of the last epoch. A conclusion holds if the {INTERVAL} of the difference "
         "(Welch's, from the spread of the seeds) leaves zero out. With three seeds such an interval is wide, so what "
         "is too close to tell may still be there. Intervals in brackets are of a single run beside several, which is "
-        "taken to spread as they do. [All tables](results.md).",
+        "taken to spread as they do. They tell what another seed might give, not what other test images might. Nearly "
+        "all of them rest on the same few runs of the full models, and none is corrected for how many there are: of "
+        "twenty differences that are not there, one would seem to hold. [All tables](results.md).",
         "",
     ]  # fmt: skip
     compared = {claim: comparisons(claim, groups) for claim in CLAIMS}
@@ -47,7 +49,7 @@ def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) ->
     for claim in CLAIMS:
         said = f"{claim.says}."
         if claim.source:
-            said = f"The paper (Table {claim.source.number}): {said}"
+            said = " ".join([f"The paper (Table {claim.source.number}): {said}", claim.source.note]).strip()
         parts += ["", f"## {claim.title}", "", said, "", f"![{claim.title}](ablations/{claim.anchor}.svg)", ""]
         parts += [f"- {pair}" for pair in compared[claim]]
         repeated = [f"{side.words} {with_n(again[side.model].last)}" for side in claim.sides if side.model in again]
@@ -98,6 +100,8 @@ def section(table: Table) -> list[str]:
     lines = [title, ""]
     if table.source and table.source.claim:
         lines += [f"The paper concludes: {table.source.claim}", ""]
+    if table.source and table.source.note:
+        lines += [table.source.note, ""]
     rows = [(*row.setting, *(*row.cells[:-1], code(row.command))) for row in table.rows]
     first = len(table.heads)
     lines += grid((*table.heads, *HEADS), rows, right=range(first, first + 5))

@@ -1,4 +1,4 @@
-"""Where a figure of the paper's main tables is missed: by how much, what was tried, and what came of it.
+"""Where a figure of the paper is missed: by how much; and what was tried in place of a recipe, and what came of it.
 
 What was tried was measured on held-out training images, beside the recipe as it is under the same conditions.
 """
@@ -15,13 +15,14 @@ from mspcaps.report.runs import Group, grouped, resolved
 from mspcaps.report.tables import Report, Row, in_brackets, signed, with_n
 from mspcaps.training.recipe import load_recipe
 
-MISSED = "Where a figure is missed"
+MISSED = "Where a figure is missed, and what was tried"
+UNCHANGED = "The paper's recipe stays as it is: what is better belongs to a recipe of another name."
 SHORTENED = {"name", "epochs", "held_out"}  # in what a trial differs from its recipe anyway
 
 
 @dataclass(frozen=True)
 class Missed:
-    """One figure: the sentence about it, one per trial, and what follows from them."""
+    """One figure: what is said about it, one sentence per trial, and what follows from them."""
 
     sentence: str
     trials: tuple[str, ...]
@@ -29,30 +30,41 @@ class Missed:
 
 
 def missed(report: Report) -> list[Missed]:
+    """First what is missed, then what is not and was tried to be bettered all the same."""
     trials = grouped([run for run in report.runs if run.recipe["held_out"]])
-    rows = [row for table in report.main for row in table.rows if row.gap is not None and row.gap < 0]
-    return [explained(row, trials) for row in rows]
+    rows = sorted((row for row in report.paper_rows if row.gap is not None), key=lambda row: not is_missed(row))
+    told = [(row, explained(row, trials)) for row in rows]
+    return [one for row, one in told if is_missed(row) or one.trials]
+
+
+def is_missed(row: Row) -> bool:
+    return row.gap is not None and row.gap < 0
 
 
 def explained(row: Row, trials: list[Group]) -> Missed:
-    assert row.figure is not None and row.group is not None and row.gap is not None
-    known, wanted, short = facts(row.dataset), row.figure.accuracy, abs(row.gap)
-    error = math.sqrt(wanted * (100 - wanted) / known.test)
-    sentence = (
-        f"{TITLES[row.model]} on {known.title}: the mean of our best epochs is {row.group.best.mean:.2f}, the paper "
-        f"has {wanted:.2f}. That is {short:.2f} points or {short * known.test / 100:.0f} of {known.test:,} images; "
-        f"the standard error of a figure on that many is {error:.2f} points."
-    )
+    name = f"{TITLES.get(row.model, row.model)} on {facts(row.dataset).title}"
+    sentence = f"{name}: {shortfall(row)}" if is_missed(row) else f"{name}: the paper's figure is reached."
     recipe = resolved(load_recipe(f"paper/{row.dataset}/{row.model}"))
     tried = [(changes(g.first.recipe, recipe), g) for g in trials if (row.model, row.dataset) == of(g)]
     bases = {length(group): group for words, group in tried if not words}
     changed = [(words, group, bases.get(length(group))) for words, group in tried if words]
     if not changed:
         return Missed(sentence, (), "Nothing else has been tried yet.")
-    sentence += " Tried in its place, on training images that were held out, last epoch:"
+    sentence += " Tried in place of the recipe, on training images that were held out, last epoch:"
     better = [words for words, group, base in changed if base and clearly(group, base)]
-    found = f"Clearly better: {' and '.join(better)}." if better else "None is clearly better."
+    found = f"Clearly better: {' and '.join(better)}. {UNCHANGED}" if better else "None is clearly better."
     return Missed(sentence, tuple(told(*one) for one in changed), found)
+
+
+def shortfall(row: Row) -> str:
+    assert row.figure is not None and row.group is not None and row.gap is not None
+    images, wanted, short = facts(row.dataset).test, row.figure.accuracy, abs(row.gap)
+    error = math.sqrt(wanted * (100 - wanted) / images)
+    return (
+        f"the mean of our best epochs is {row.group.best.mean:.2f}, the paper has {wanted:.2f}. That is {short:.2f} "
+        f"points or {short * images / 100:.0f} of {images:,} images; the standard error of a figure on that many is "
+        f"{error:.2f} points."
+    )
 
 
 def length(group: Group) -> tuple[int, int]:

@@ -43,6 +43,7 @@ class PaperTable:
     datasets: tuple[str, ...] = ("cifar10",)
     baselines: tuple[Baseline, ...] = ()
     claim: str = ""  # what the paper concludes from it
+    note: str = ""  # what had to be guessed
 
     @property
     def anchor(self) -> str:
@@ -123,6 +124,9 @@ ROUTING = PaperTable(
         _l("cifar10", 92.88, L, "2 × CAR"),
     ),
     claim="cross-agreement routing (CAR) beats dynamic routing (DR) with fewer parameters.",
+    note="The paper does not print the capsules of its DR networks. 8 numbers per capsule for T and 48 for L, twice as "
+    "many for a class, give its parameter counts and are what its authors used before; other readings give the same "
+    "counts. So these rows differ in the size of their capsules as well as in the routing.",
 )
 SHARING = PaperTable(
     number=6,
@@ -136,6 +140,9 @@ SHARING = PaperTable(
         _l("cifar10", 92.88, L, "no"),
     ),
     claim="sharing the vote weights helps T and hurts L.",
+    note="Capsules that share weights must be of one size, so L cannot keep its own: 16, 16 and 32 numbers at the "
+    "three scales, 32 in the middle and 64 for a class are one of several readings that give the paper's 7.9M. So L's "
+    "rows differ in the size of their capsules as well as in the sharing.",
 )
 PATCHES = PaperTable(
     number=7,

@@ -14,7 +14,9 @@ from mspcaps.training.recipe import measured_on
 INTRODUCTION = (
     "What `mspcaps bench` measured on the machines that we had: our engine against an honestly written eager reference "
     "(plain modules, fp32, a DataLoader with workers) and against a ResNet of the same size, all in one run, on "
-    "synthetic images like those of CIFAR-10. Run it on yours."
+    "synthetic images like those of CIFAR-10. On a large GPU the eager reference waits for Python and for kernels to "
+    "be launched, not for arithmetic, so that a small and a large model take the same time in it; its convolutions are "
+    "in TF32, as PyTorch has them by default. Run it on yours."
 )
 
 

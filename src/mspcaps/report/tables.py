@@ -221,7 +221,9 @@ def notes(report: Report) -> list[str]:
         f"A test set is a sample: {binomial(report)}. Smaller differences may not hold on another sample.",
         "Parameters are counted from the model. Training is the wall time of one run with its evaluations, on average "
         "over the seeds that had the GPU for themselves; shared is the time of runs side by side, which took longer.",
-        "The command trains seed 0; add --seed 1, --seed 2 for the others.",
+        "The command trains seed 0; add --seed 1, --seed 2 for the others. On a GPU a seed does not fix the result: "
+        "sums are added in any order, and runs of one seed differ about as much as runs of two.",
+        "Not here yet: the paper's comparison under attack (its figure with FGSM and BIM).",
         *([BEFORE] if any("positions0.02" in run.name for run in report.runs) else []),
     ]
 
