@@ -7,11 +7,11 @@ the flat gradient is averaged in one message. gloo on CPU, NCCL on GPUs.
 import atexit
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from mspcaps.models.layers import BatchNorm
 
@@ -73,6 +73,22 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
+class AddUp(torch.autograd.Function):
+    """The sum over all processes; every one of them uses it, so the gradients add up as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total
+
+
 class SyncBatchNorm(BatchNorm):
     """BatchNorm2d over the batches of all processes; unlike PyTorch's own it also runs on CPU."""
 
@@ -81,9 +97,9 @@ class SyncBatchNorm(BatchNorm):
             return super().forward(x)
         x32 = x.float()
         count = dist.get_world_size() * x.numel() / x.shape[1]
-        mean = all_reduce(x32.sum((0, 2, 3))) / count
+        mean = AddUp.apply(x32.sum((0, 2, 3))) / count
         centred = x32 - mean.view(1, -1, 1, 1)
-        var = all_reduce(centred.square().sum((0, 2, 3))) / count
+        var = AddUp.apply(centred.square().sum((0, 2, 3))) / count
         with torch.no_grad():
             momentum = self.momentum or 0.0
             self.running_mean.lerp_(mean, momentum)  # type: ignore[union-attr]

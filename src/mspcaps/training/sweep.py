@@ -109,8 +109,9 @@ def run_sweep(
     """
     deadline = time.monotonic() + budget
     recipes = [recipe for place, recipe in enumerate(recipes) if filled(recipe) not in map(filled, recipes[:place])]
-    outcomes = [Outcome(r, "known") for r in recipes if is_in_ledger(results, r)]
-    waiting = [r for r in recipes if not is_in_ledger(results, r)]
+    known = [is_in_ledger(results, recipe) for recipe in recipes]
+    outcomes = [Outcome(recipe, "known") for recipe, there in zip(recipes, known, strict=True) if there]
+    waiting = [recipe for recipe, there in zip(recipes, known, strict=True) if not there]
     running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
@@ -158,7 +159,10 @@ def own_stream(device: torch.device) -> Iterator[None]:
         yield
         return
     idle = _idle.setdefault(device, [])
-    stream = idle.pop() if idle else torch.cuda.Stream(device)
+    try:
+        stream = idle.pop()  # not asked for before: another thread may be quicker
+    except IndexError:
+        stream = torch.cuda.Stream(device)
     try:
         with torch.cuda.stream(stream):
             yield
