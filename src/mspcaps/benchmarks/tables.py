@@ -55,8 +55,8 @@ def training_notes(result: dict[str, Any]) -> list[str]:
     matmul, ratios = result["matmul"], result["ratios"]
     n, environment = matmul["n"], result["environment"]
     return [
-        f"ours is {ratios['ours_vs_reference']:.2f} times as fast as the eager reference and "
-        f"{ratios['ours_vs_resnet']:.2f} times as fast as {result['variants']['resnet']['model']}",
+        f"ours is {number(ratios['ours_vs_reference'])} times as fast as the eager reference and "
+        f"{number(ratios['ours_vs_resnet'])} times as fast as {result['variants']['resnet']['model']}",
         f"{environment['device']}, torch {environment['software']['torch']}; batch {result['batch_size']}, synthetic "
         f"images like CIFAR-10's; a {matmul['precision']} matrix product of {n} x {n} reaches "
         f"{number(matmul['tflops'])} TFLOP/s",
