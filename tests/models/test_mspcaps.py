@@ -28,7 +28,8 @@ PARAMETERS = {  # shared/spec/mspcaps.md, section 2: 3 x 32 x 32, 10 classes
     "mspcaps_l_p3": 13_702_704,
     "mspcaps_l_dr": 14_691_312,
 }
-CONTROLS = {"mspcaps_t_self": 344_320, "mspcaps_t_mean": 344_320, "mspcaps_t_linear": 287_456 + 3584 * 10 + 10}
+CONTROLS = {"mspcaps_t_self": 344_320, "mspcaps_t_mean": 344_320}
+CONTROLS |= dict.fromkeys(("mspcaps_t_linear", "mspcaps_t_linear_margin"), 287_456 + 3584 * 10 + 10)
 PRINTED = {  # what the paper's tables show; it truncates
     "mspcaps_t": "344.3K", "mspcaps_t_unshared": "557.3K", "mspcaps_t_p2": "899.3K", "mspcaps_t_p3": "388.7K",
     "mspcaps_t_scale32": "92.9K", "mspcaps_t_scale16": "86.9K", "mspcaps_t_scale8": "293.6K",
@@ -198,3 +199,13 @@ def test_a_few_steps_of_training_learn_a_batch():
         optimizer.step()
     assert torch.equal(model(x).argmax(1), labels)
     assert losses[-1] < 0.1 * losses[0]
+
+
+@torch.no_grad()
+def test_the_linear_control_with_margin_loss_differs_in_nothing_else():
+    plain, margin = (create_model(name).eval() for name in ("mspcaps_t_linear", "mspcaps_t_linear_margin"))
+    margin.load_state_dict(plain.state_dict())
+    x, labels = torch.rand(4, 3, 32, 32), torch.arange(4)
+    scores = 1 / (1 + torch.exp(-plain(x)))
+    torch.testing.assert_close(margin(x), scores)
+    torch.testing.assert_close(margin.loss(margin(x), labels), margin_loss(scores, labels))

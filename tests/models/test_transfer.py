@@ -44,6 +44,7 @@ def test_the_same_task_takes_everything(name, tmp_path):
 
 
 HEADS = {"resnet20": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
+         "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip
 
 

@@ -278,7 +278,7 @@ def test_a_conclusion_can_fail(ledger):
         enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
     assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Does not hold: it is the other way round.**")
-    assert claims(ledger)["What the routing itself is worth"][2].endswith("**Linear head is better.**")
+    assert claims(ledger)["What the routing itself is worth"][3].endswith("**Linear head is better.**")
     text = ablation_files(read_report(ledger))["ablations.md"]
     assert "| T, shared against T, own | +1.12 | −2.60 | −3.17 to −2.03 | does not hold: it is the other way" in text
     assert CLAIMS[-1].else_ in text
@@ -303,7 +303,7 @@ def test_what_routing_is_worth_is_not_doubted_before_it_was_tried_nor_where_it_w
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
     for seed, last in enumerate((84.1, 84.0, 83.9)):
         enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
-    assert claims(ledger)["What the routing itself is worth"][2].endswith("**Cross-agreement, maximum is better.**")
+    assert claims(ledger)["What the routing itself is worth"][3].endswith("**Cross-agreement, maximum is better.**")
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
 
 

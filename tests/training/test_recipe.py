@@ -72,7 +72,9 @@ def test_the_papers_sweeps_hold_every_row_once() -> None:
 
 def test_the_controls_follow_the_papers_recipe() -> None:
     runs = load_sweep(recipe_folder() / "sweeps" / "controls.toml")
-    assert {r.model for r in runs} == {"mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear"} and len(runs) == 9
+    assert {r.model for r in runs} == {
+        "mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear", "mspcaps_t_linear_margin",
+    } and len(runs) == 12  # fmt: skip
     paper = load_recipe("paper/cifar10/mspcaps_t")
     assert all(replace(r, model=paper.model, seed=0) == paper for r in runs)
 

@@ -1,7 +1,8 @@
 """What the routing of MSPCaps is worth: MSPCaps-T with something else in the place of cross-agreement routing.
 
-Not in the paper. Backbone and scales are those of mspcaps_t in all three.
-Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self and mspcaps_t_mean 344,320 as mspcaps_t; mspcaps_t_linear 323,306.
+Not in the paper. Backbone and scales are those of mspcaps_t in all of them.
+Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self and mspcaps_t_mean 344,320 as mspcaps_t; mspcaps_t_linear and
+mspcaps_t_linear_margin 323,306.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting
+from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting, margin_loss
 from mspcaps.models.mspcaps import MSRB, TINY, Config, MSPCaps
 from mspcaps.models.registry import register_model
 
@@ -47,6 +48,16 @@ class LinearHead(MSRB):
         return self.head(torch.cat([u.flatten(1) for u in averages], dim=1))
 
 
+class LinearMargin(LinearHead):
+    """The same layer, trained as capsules are: scores in [0, 1] in place of their lengths, margin loss."""
+
+    loss = staticmethod(margin_loss)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """-> class scores [b, num_classes] in [0, 1]."""
+        return super().forward(x).sigmoid()
+
+
 @register_model
 def mspcaps_t_self(**task: Any) -> SelfAgreement:
     return SelfAgreement(TINY, **task)
@@ -60,3 +71,8 @@ def mspcaps_t_mean(**task: Any) -> MeanAgreement:
 @register_model
 def mspcaps_t_linear(**task: Any) -> LinearHead:
     return LinearHead(TINY, **task)
+
+
+@register_model
+def mspcaps_t_linear_margin(**task: Any) -> LinearMargin:
+    return LinearMargin(TINY, **task)

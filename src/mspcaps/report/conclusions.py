@@ -68,11 +68,12 @@ CLAIMS = (
     Claim(
         "What the routing itself is worth",
         "Not in the paper: MSPCaps-T against itself with the mean of the agreements in place of their maximum, with "
-        "plain self-agreement of all votes, and with a linear layer on the patch averages and no capsules at all. The "
-        "linear head is trained with cross-entropy, all others with the margin loss: it differs in both",
+        "plain self-agreement of all votes, and with a linear layer on the patch averages and no capsules at all, "
+        "trained with the margin loss of the others and with cross-entropy",
         (
             (CAR, Side("cross-agreement, mean", "mspcaps_t_mean")),
             (CAR, Side("self-agreement", "mspcaps_t_self")),
+            (CAR, Side("linear head with margin loss", "mspcaps_t_linear_margin")),
             (CAR, Side("linear head", "mspcaps_t_linear")),
         ),
         else_="These runs do not show that the routing is more accurate than a linear layer on the same features: "
