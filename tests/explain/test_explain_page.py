@@ -15,7 +15,7 @@ import mspcaps
 from mspcaps.cli import main
 from mspcaps.explain import explain
 from mspcaps.explain.drawing import heat_drawing, rectangle
-from mspcaps.explain.files import free_name, page_name
+from mspcaps.explain.files import free_page, page_key, page_name, shown_name
 from mspcaps.explain.geometry import Rect
 from mspcaps.explain.page import choose_classes, closeness, render
 from mspcaps.models.pretrained import save_weights
@@ -101,8 +101,31 @@ def test_names_of_pages():
     assert [page_name(Path(p)) for p in ("a.png", "../a.png", "cat/a.png", "/x/cat/a.b.png")] == [
         "a", "a", "cat-a", "cat-a.b",
     ]  # fmt: skip
-    taken: set[str] = set()
-    assert [free_name(name, taken) for name in ("a", "A", "b", "a")] == ["a", "A-2", "b", "a-3"]
+    assert [shown_name(Path(p)) for p in ("a.png", "../a.png", "/x/cat/a.b.png")] == ["a.png", "a.png", "cat/a.b.png"]
+
+
+def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys):
+    path, out = weights(tmp_path / "w.safetensors"), tmp_path / "pages" / "w"
+    for split in ("train", "test"):
+        (tmp_path / split / "ship").mkdir(parents=True)
+        Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / split / "ship" / "0.png")
+    assert main(["explain", str(path), str(tmp_path / "train/ship/0.png"), "--out", str(tmp_path / "pages")]) == 0
+    first = (out / "ship-0.html").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "test")  # the same picture by another path is the same picture
+    for picture in ("ship/0.png", str(tmp_path / "test/ship/0.png")):
+        assert main(["explain", str(path), picture, "--out", str(tmp_path / "pages")]) == 0
+        assert "ship-0-2.html" in capsys.readouterr().out
+    assert sorted(page.name for page in out.iterdir()) == ["ship-0-2.html", "ship-0.html"]
+    assert (out / "ship-0.html").read_text(encoding="utf-8") == first
+    assert ">ship/0.png, seen by w<" in first and str(tmp_path) not in first
+
+
+def test_a_page_that_is_not_ours_is_left_alone(tmp_path):
+    key = page_key(tmp_path / "a.png")
+    assert free_page(tmp_path, "a", key) == tmp_path / "a.html"
+    (tmp_path / "a.html").write_text("my own notes")
+    (tmp_path / "a-2.html").mkdir()
+    assert free_page(tmp_path, "a", key) == tmp_path / "a-3.html"
 
 
 def test_a_long_name_of_a_picture_is_shortened_and_still_its_own():

@@ -1,10 +1,12 @@
 """From picture files to pages."""
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import explain, explainable
-from mspcaps.explain.page import choose_classes, write_page
+from mspcaps.explain.page import KEY_WITHIN, choose_classes, key_tag, write_page
 from mspcaps.files import readable
 from mspcaps.pictures import picture_files, read_picture
 
@@ -35,7 +37,7 @@ def write_pages(
 ) -> Iterator[Written]:  # fmt: skip
     """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
     model = explainable(model)
-    config, taken = model.config, set[str]()
+    config = model.config
     assert isinstance(config, dict)
     if config["in_chans"] not in (1, 3):
         raise MspcapsError(f"the model takes images of {config['in_chans']} channels, but pictures have 1 or 3")
@@ -47,19 +49,26 @@ def write_pages(
         except MspcapsError as error:
             yield Written(item.path, error=str(error))
             continue
-        name = readable(item.path.name)
+        name = shown_name(item.path)
         found = explain(model, pixels[None].float() / 255, partial(progress, name))
         shown = choose_classes(found, 0, label)
-        page = out / f"{free_name(page_name(item.path, label), taken)}.html"
-        write_page(page, found, 0, name, seen_by or config["name"], shown[0])
+        key = page_key(item.path, label)
+        page = free_page(out, page_name(item.path, label), key)
+        write_page(page, found, 0, name, seen_by or config["name"], shown[0], key)
         told = dict.fromkeys((int(found.ranking[0, 0]), shown[0]))  # the winner, and what was asked about
         answer = ", ".join(f"{found.classes[number]} {float(found.lengths[0, number]):.3f}" for number in told)
         yield Written(item.path, page, answer)
 
 
+def shown_name(picture: Path) -> str:
+    """ship/0.png: pictures of different classes are often called alike."""
+    folder = picture.parent.name
+    return readable(f"{folder}/{picture.name}" if folder.strip(".") else picture.name)
+
+
 def page_name(picture: Path, label: str | None = None) -> str:
-    """cat/000.png -> cat-000, asked about the class dog cat-000-dog: pictures of different folders are often called
-    alike. As long as a disk takes it, with room for what is added while it is written."""
+    """cat/000.png -> cat-000, asked about the class dog cat-000-dog. As long as a disk takes it, with room for what is
+    added while it is written."""
     folder = picture.parent.name
     name = readable(f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem)
     name += "-" + re.sub(r"[^\w.-]", "_", label) if label else ""
@@ -68,11 +77,20 @@ def page_name(picture: Path, label: str | None = None) -> str:
     return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def free_name(name: str, taken: set[str]) -> str:
-    """a, a-2, a-3; some disks take a and A for the same."""
-    free, number = name, 1
-    while free.casefold() in taken:
-        number += 1
-        free = f"{name}-{number}"
-    taken.add(free.casefold())
-    return free
+def page_key(picture: Path, label: str | None = None) -> str:
+    """What a page is about, wherever the command was called from; it gives no path of the machine away."""
+    return hashlib.sha256(os.fsencode(picture.resolve()) + f"\n{label or ''}".encode()).hexdigest()[:16]
+
+
+def free_page(out: Path, name: str, key: str) -> Path:
+    """name.html, name-2.html, ...: the first that is about this very picture or not there yet."""
+    pages = (out / f"{name}{f'-{number}' if number > 1 else ''}.html" for number in count(1))
+    return next(page for page in pages if not os.path.lexists(page) or is_about(page, key))
+
+
+def is_about(page: Path, key: str) -> bool:
+    try:
+        with page.open("rb") as file:
+            return key_tag(key).encode() in file.read(KEY_WITHIN)
+    except OSError:
+        return False

@@ -9,11 +9,18 @@ from mspcaps.explain.explanation import Explanation
 from mspcaps.explain.tree_drawing import signed, tree_drawing
 from mspcaps.files import write_atomically
 
+KEY_WITHIN = 1000  # bytes of a page, from its beginning, that hold the tag of its key
+
 
 def write_page(
-    path: Path, found: Explanation, image: int, title: str, model: str, label: int | str | None = None
+    path: Path, found: Explanation, image: int, title: str, model: str, label: int | str | None = None, key: str = ""
 ) -> None:
-    write_atomically(path, render(found, image, title, model, label))
+    write_atomically(path, render(found, image, title, model, label, key))
+
+
+def key_tag(key: str) -> str:
+    """By it a page is known as that of the same picture."""
+    return f'<meta name="mspcaps-picture" content="{escape(key)}">'
 
 
 def choose_classes(found: Explanation, image: int, label: int | str | None) -> tuple[int, int]:
@@ -23,8 +30,10 @@ def choose_classes(found: Explanation, image: int, label: int | str | None) -> t
     return (winner, second) if asked == winner else (asked, winner)
 
 
-def render(found: Explanation, image: int, title: str, model: str, label: int | str | None = None) -> str:
-    """The page of one image of the batch; `title` is its name, `model` what explained it."""
+def render(
+    found: Explanation, image: int, title: str, model: str, label: int | str | None = None, key: str = ""
+) -> str:
+    """The page of one image of the batch; `title` names it, `model` explained it, `key` tells it from others."""
     shown = choose_classes(found, image, label)
     here = Path(__file__)
     # The design is that of the report's pages; their style sheet is read as a file, since report stands to the right.
@@ -42,7 +51,7 @@ def render(found: Explanation, image: int, title: str, model: str, label: int | 
         ]
     )
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{key_tag(key) if key else ""}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
