@@ -92,6 +92,14 @@ def test_commands_and_fields_are_asked_for(site: Path) -> None:
 
 
 @needs_mkdocs
+def test_help_fits_into_its_block() -> None:
+    commands = hook("commands")
+    lines = commands.reference().splitlines()
+    assert [line for line in lines if len(line) > int(commands.WIDTH)] == []
+    assert "       [--out PATH]" in commands.wrapped(f"usage: mspcaps x {'[--long STR] ' * 5}[--out PATH]")
+
+
+@needs_mkdocs
 def test_what_is_gone_ends_the_build() -> None:
     from mkdocs.exceptions import PluginError
 

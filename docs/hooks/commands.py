@@ -18,7 +18,7 @@ from mkdocs.exceptions import PluginError
 from mspcaps.cli import COMMANDS, DATA, main
 
 FENCE = re.compile(r"^```help\n```$", flags=re.MULTILINE)
-WIDTH = "92"  # characters that a code block of the site holds
+WIDTH = "84"  # characters that a code block of the site holds in a window of 1280 pixels
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -30,7 +30,7 @@ def reference() -> str:
     commands = [command for command in COMMANDS if command != "data"]
     place = list(COMMANDS).index("data")
     commands[place:place] = [f"data {command}" for command in DATA]
-    return "\n\n".join(f"## {command}\n\n```text\n{help_of(command)}\n```" for command in commands)
+    return "\n\n".join(f"## {command}\n\n```{{.text .help}}\n{help_of(command)}\n```" for command in commands)
 
 
 def help_of(command: str) -> str:
@@ -49,5 +49,10 @@ def help_of(command: str) -> str:
 
 
 def wrapped(line: str) -> str:
-    """What is said about a command comes as one line; tables of options are wrapped already."""
-    return line if line.startswith((" ", "usage")) else textwrap.fill(line, int(WIDTH))
+    """What is said about a command comes as one line, and so does how it is called; tables of options are wrapped
+    already."""
+    if line.startswith(" "):
+        return line
+    whole = re.sub(r"\[[^][]*\]", lambda option: option[0].replace(" ", "\0"), line)  # an option is not broken
+    indent = " " * 7 if line.startswith("usage") else ""
+    return textwrap.fill(whole, int(WIDTH), subsequent_indent=indent, break_on_hyphens=False).replace("\0", " ")
