@@ -143,6 +143,28 @@ def test_the_page_is_whole_and_says_the_same(ledger):
     assert html.count("<polyline") == 2 * (4 + 1 + 1), "three seeds and their mean; one seed alone, twice"
 
 
+def test_the_page_says_what_its_colours_mean_and_breaks_long_names(ledger):
+    html = results_page.render(read_report(ledger))
+    assert 'class="good">green</span> or <span class="bad">red</span> where it is larger than one standard' in html
+    long = entry(T, [80.0, 91.0, 90.0])
+    long["recipe"] |= {"name": "paper+epochs=100+held_out=5000", "lr": 0.003}
+    enter(ledger, long | {"device": "another GPU"})
+    runs = results_page.all_runs(read_report(ledger).runs)
+    assert '<span class="long">paper+&#8203;epochs=&#8203;100+&#8203;held_out=&#8203;5000</span>' in runs
+    assert "another GPU" in runs and "a GPU" not in results_page.all_runs(read_report(ledger).runs[:1])
+
+
+def test_a_ledger_without_runs_of_the_paper_begins_with_its_own(ledger, tmp_path):
+    own = entry(T, [80.0, 91.0, 90.0], seconds={"train": 42.0, "per_epoch": 0.1})
+    own["recipe"] |= {"name": "own", "lr": 0.002}
+    enter(tmp_path / "mine", own)
+    html = results_page.render(read_report(tmp_path / "mine"))
+    assert "<b>1 run</b> beyond the paper" in html and "<dd>42 s</dd>" in html and "0 of 18" not in html
+    order = [html.index(part) for part in ('id="beyond"', 'id="runs"', '<details class="paper">', "not trained yet")]
+    assert order == sorted(order)
+    assert '<details class="paper">' not in results_page.render(read_report(ledger))
+
+
 def test_an_empty_ledger(tmp_path):
     report = read_report(tmp_path)
     assert markdown.EMPTY in markdown.render(report)

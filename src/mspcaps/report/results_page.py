@@ -15,47 +15,74 @@ from mspcaps.training.recipe import measured_on
 
 FIGURES = len(HEADS) - 2  # training time and command stand below them
 TITLE = "mspcaps · the paper's tables, trained again"
+OWN_TITLE = "mspcaps · the runs of this ledger"
+LEGEND = (
+    'A difference is <span class="good">green</span> or <span class="bad">red</span> where it is larger than one '
+    "standard deviation of our seeds. Without colour it is smaller, or there is a single run, and says nothing."
+)
 
 
 def render(report: Report) -> str:
     here = Path(__file__)
     css = "".join(here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "results.css"))
-    further = map(section, [*report.ablations, *report.beyond])
-    body = "".join(
-        [header(report), reading(report), *map(section, report.main), short(report), *further, all_runs(report.runs)]
-    )
+    first, ablations, own = ("".join(map(section, part)) for part in (report.main, report.ablations, report.beyond))
+    title, runs = OWN_TITLE if only_own(report) else TITLE, all_runs(report.runs)
+    if only_own(report):
+        parts = [header(report), own, runs, reading(report), folded(first + ablations, report)]
+    else:
+        parts = [header(report), reading(report), first, short(report), ablations, own, runs]
+    body = "".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(TITLE)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
 
 
 def header(report: Report) -> str:
     trained = [row for row in report.paper_rows if row.group]
     reached = [row for row in trained if row.gap is not None and row.gap >= 0]
-    head = f'<header><p class="overline">{escape(TITLE)}</p>'
+    head = f'<header><p class="overline">{escape(OWN_TITLE if only_own(report) else TITLE)}</p>'
     if not report.runs:
         return f"{head}<h1>{escape(EMPTY)}</h1></header>"
     figures = f"<b>{len(trained)} of {len(report.paper_rows)}</b> figures of the paper trained"
     claim = f"{figures}, <b>{len(reached)}</b> reached."
-    seconds = sum(run.seconds for run in report.runs)
+    lead = "Reached means that the mean of our best epochs is not below the paper's best epoch."
+    if only_own(report):
+        runs = f"{len(report.runs)} {'run' if len(report.runs) == 1 else 'runs'}"
+        claim, lead = f"<b>{runs}</b> beyond the paper's tables.", "Those tables are folded away at the end."
     facts = [
         ("runs", f"{len(report.runs)}"),
-        ("training time in all", f"{seconds / 3600:,.1f} h"),
+        ("training time in all", duration(sum(run.seconds for run in report.runs))),
         ("devices", ", ".join(sorted({run.device for run in report.runs}))),
         ("precision", ", ".join(sorted({run.precision for run in report.runs if run.precision})) or NONE),
     ]
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return (
-        f'{head}<h1>{claim}</h1><p class="lead">Reached means that the mean of our best epochs is not below the '
-        f"paper's best epoch. What we lead with is the last epoch, which nobody chose.</p>"
+        f'{head}<h1>{claim}</h1><p class="lead">{lead} What we lead with is the last epoch, which nobody chose.</p>'
         f'<dl class="facts">{shown}</dl></header>'
     )
 
 
+def only_own(report: Report) -> bool:
+    """A ledger that has runs, but none of the paper's."""
+    return bool(report.runs) and not any(row.group for table in report.main + report.ablations for row in table.rows)
+
+
+def folded(tables: str, report: Report) -> str:
+    told = f"The paper's tables: none of their {len(report.paper_rows)} figures is trained yet"
+    return f'<details class="paper"><summary>{told}</summary>{tables}</details>'
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
+
+
 def reading(report: Report) -> str:
-    items = "".join(f"<li>{prose(note)}</li>" for note in notes(report))
+    first, best, *others = map(prose, notes(report))
+    items = "".join(f"<li>{note}</li>" for note in (first, best, LEGEND, *others))
     return f'<section class="reading"><h2>How to read this</h2><ul>{items}</ul></section>'
 
 
@@ -195,18 +222,22 @@ def curve_pair(row: Row) -> str:
 def all_runs(runs: Sequence[Run]) -> str:
     if not runs:
         return ""
-    numbers = range(3, 8)
-    heads = "".join(
-        f'<th scope="col"{" class=num" if i in numbers else ""}>{escape(head)}</th>' for i, head in enumerate(RUN_HEADS)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{' class=num' if i in numbers else ''}>{escape(c)}</td>" for i, c in enumerate(run_cells(run)))
-        + "</tr>"
-        for run in runs
-    )
+    heads = [
+        head for head in RUN_HEADS if head != "device" or len({run.device for run in runs}) > 1
+    ]  # the facts say it
+    numbers = RUN_HEADS[3:8]
+
+    def shown(head: str, cell: str) -> str:
+        text = f'<span class="long">{breakable(cell)}</span>' if head == "recipe" else escape(cell)
+        return f"<td{' class=num' if head in numbers else ''}>{text}</td>"
+
+    body = ""
+    for run in runs:
+        cells = dict(zip(RUN_HEADS, run_cells(run), strict=True))
+        body += f"<tr>{''.join(shown(head, cells[head]) for head in heads)}</tr>"
+    titles = "".join(f'<th scope="col"{" class=num" if head in numbers else ""}>{escape(head)}</th>' for head in heads)
     return (
         '<section id="runs"><h2>All runs</h2><p class="note">Every entry of the ledger, with the commit it was trained '
         'at and the beginning of the sha256 of its weights.</p><div class="wide"><table class="plain small"><thead><tr>'
-        f"{heads}</tr></thead><tbody>{body}</tbody></table></div></section>"
+        f"{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"
     )
