@@ -8,7 +8,7 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.evaluation import Evaluation
-from mspcaps.report.page import Page, choose_right, choose_wrong, render
+from mspcaps.report.page import Page, choose_right, choose_wrong, confusion, render
 from mspcaps.report.quickstart import SHIPPED, quickstart, shipped
 from mspcaps.report.svg import confusion_chart, log_ticks, nice_ticks, smoothed
 from mspcaps.training import Epoch, Recipe
@@ -63,6 +63,15 @@ def test_the_page_is_whole_and_needs_nothing_else(channels):
     assert "cat &amp; dog" in html
     assert "<b></text>" not in html, "class names are escaped"
     assert html.count("<article") == 3 + 1
+
+
+def test_the_confusion_matrix_says_what_its_numbers_are():
+    html = render(page())
+    assert "A number counts test images" in html and "Swipe the drawing sideways" in html
+    many = Evaluation(
+        0.0, 0, 0.0, 0.0, 0.0, torch.zeros(40, 40, dtype=torch.int64), torch.rand(1, 40), torch.tensor([0]), ("x",) * 40
+    )
+    assert "counts" not in confusion(many), "so many classes leave no room for numbers"
 
 
 def test_a_faultless_model_has_no_wrong_examples():

@@ -117,10 +117,12 @@ def curves(page: Page) -> str:
 
 def confusion(found: Evaluation) -> str:
     chart = confusion_chart(found.confusion.tolist(), found.classes)
+    numbers = " A number counts test images; the colour is their share of the row." if 'class="count' in chart else ""
     return (
         "<section><h2>What it takes for what</h2>"
         '<p class="note">Each row is a true class, each column an answer. Green on the diagonal is right; '
-        "red beside it is a mistake.</p>"
+        f"red beside it is a mistake.{numbers} "
+        '<span class="swipe">Swipe the drawing sideways to see all of it.</span></p>'
         f'<figure class="scroll">{chart}</figure></section>'
     )
 
