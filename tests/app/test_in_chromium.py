@@ -37,6 +37,7 @@ def test_a_visit(server: Server, tmp_path):
         page.open(server.url)
         page.wait("document.querySelector('#answer h2.says')")
         assert page.run(SAYS).startswith("It says ")
+        assert page.run("document.querySelector('#answer .lead b').innerText").startswith("It is “t-shirt”: ")
         assert page.run("document.querySelectorAll('#answer svg.big').length") == 4, "parts and heat of two classes"
         assert page.run("document.querySelectorAll('#answer rect.part').length") >= 14, "the overlay"
         assert page.run("document.querySelectorAll('#tree svg.tree').length") == 2
@@ -59,6 +60,7 @@ def test_a_visit(server: Server, tmp_path):
         page.drag([(left + width * x, top + height * y) for x, y in ((0.3, 0.2), (0.7, 0.2), (0.5, 0.9), (0.3, 0.2))])
         lengths = changed(page, LENGTHS, lengths)
         assert page.run(PARTS) != parts
+        assert not page.run("document.querySelector('#answer .lead b')"), "nobody knows what a drawing is"
         ink = "document.querySelector('canvas').getContext('2d').getImageData(128, 51, 1, 1).data[0]"
         assert page.run(ink) == 255, "the stroke is where the mouse went"
 

@@ -1,6 +1,7 @@
 """Questions and answers without a browser, on the real pictures that come with the package."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import mspcaps
 from mspcaps.app import Changes, Shelf, answer
 from mspcaps.app.perturb import perturbed, rotated
 from mspcaps.app.session import both_sides
+from mspcaps.app.shelf import file_title
 from mspcaps.app.uploads import accept, picture_pixels, picture_text
 from mspcaps.app.view import sentence, style
 from mspcaps.errors import MspcapsError
@@ -118,7 +120,9 @@ def test_names_on_the_shelf(tmp_path, monkeypatch):
     monkeypatch.setattr("mspcaps.app.shelf.list_pretrained", lambda: [])
     shelf = Shelf([one, two, two])
     title = "mspcaps_t · FashionMNIST"
-    assert shelf.names == [f"{title} · w.safetensors", f"{title} · {two}", f"{title} · {two} (2)"]
+    assert shelf.names == [
+        f"{title} · {tmp_path.name}/w.safetensors", f"{title} · a/w.safetensors", f"{title} · a/w.safetensors (2)",
+    ]  # fmt: skip
     for wrong in ("x", None, 3, ["a"], "../../etc/passwd"):
         with pytest.raises(MspcapsError, match="there is no model"):
             shelf.model(wrong)
@@ -132,6 +136,32 @@ def test_names_on_the_shelf(tmp_path, monkeypatch):
         )
         == []
     )
+
+
+def test_a_file_is_named_by_as_much_of_its_path_as_tells_it_from_others():
+    runs = [Path("runs/one/pics-seed0/last.safetensors"), Path("runs/two/pics-seed0/last.safetensors")]
+    assert [file_title(run, runs) for run in runs] == [
+        "one/pics-seed0/last.safetensors", "two/pics-seed0/last.safetensors",
+    ]  # fmt: skip
+    assert file_title(runs[0], runs[:1]) == "pics-seed0/last.safetensors", "last alone says nothing"
+    assert file_title(Path("a/mine.safetensors"), [Path("a/mine.safetensors"), *runs]) == "mine.safetensors"
+
+
+def test_of_a_sample_the_answer_says_whether_it_is_right(shelf, model):
+    name, other = shelf.names[0], accept(save(noise(), "PNG"))
+    for sample in shelf.samples(name)[:3]:
+        assert shelf.truth(name, sample.picture) == sample.title
+        found = answer(model, sample.picture, truth=sample.title)
+        kind = "right" if found.label == sample.title else "wrong"
+        assert f'<b class="{kind}">It is “{sample.title}”: {kind}.</b>' in found.view
+    assert shelf.truth(name, other) is None and "It is “" not in answer(model, other).view
+
+
+def test_the_heat_maps_say_what_full_colour_is(shelf, model):
+    for picture in (shelf.samples(shelf.names[0])[0].picture, accept(save(noise(), "PNG"))):
+        assert re.search(
+            r"same scale: full colour is an effect of [\d.e-]+ on 4 × 4 pixels", answer(model, picture).view
+        )
 
 
 def test_two_channels_are_refused(tmp_path):

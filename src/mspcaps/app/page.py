@@ -158,7 +158,7 @@ def asker(shelf: Shelf) -> Any:
     def ask(picture: object, model: object, rotation: object, noise: object, fgsm: object) -> tuple[str, str]:
         try:
             changes = Changes.checked(rotation=rotation, noise=noise, fgsm=fgsm)
-            found = answer(shelf.model(model), picture, changes)
+            found = answer(shelf.model(model), picture, changes, shelf.truth(model, picture))
             return found.view, found.tree
         except MspcapsError as error:
             return view.sentence(str(error)), ""

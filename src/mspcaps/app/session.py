@@ -23,8 +23,11 @@ class Answer:
     tree: str
 
 
-def answer(model: nn.Module, picture: object, changes: Changes = Changes()) -> Answer:  # noqa: B008 - frozen
-    """`picture` is the text that `uploads.accept` gave. What cannot be answered is an MspcapsError: one sentence."""
+def answer(
+    model: nn.Module, picture: object, changes: Changes = Changes(), truth: str | None = None  # noqa: B008 - frozen
+) -> Answer:  # fmt: skip
+    """`picture` is the text that `uploads.accept` gave, `truth` its class where it is known. What cannot be answered is
+    an MspcapsError: one sentence."""
     config = model.config
     assert isinstance(config, dict)
     pixels = torch.from_numpy(picture_pixels(picture, tuple(config["img_size"]), config["in_chans"]))
@@ -33,13 +36,13 @@ def answer(model: nn.Module, picture: object, changes: Changes = Changes()) -> A
     try:
         explainable(model)
     except MspcapsError as why:
-        return plain(model, x, untouched, str(why))
+        return plain(model, x, untouched, truth, str(why))
     found = explain(model, x)
     sides = both_sides(found)
     return Answer(
         found.classes[sides[0].label],
         named(found.lengths[0], found.classes),
-        view.explained(found, sides, untouched),
+        view.explained(found, sides, untouched, truth),
         view.trees(found, sides),
     )
 
@@ -52,11 +55,11 @@ def both_sides(found: Explanation) -> list[view.Side]:
     ]
 
 
-def plain(model: nn.Module, x: Tensor, untouched: Tensor | None, why: str) -> Answer:
+def plain(model: nn.Module, x: Tensor, untouched: Tensor | None, truth: str | None, why: str) -> Answer:
     """Of a model whose routing cannot be followed: lengths, or probabilities, and the picture."""
     lengths, classes = lengths_of(model, x), class_names(model)
     name = classes[int(lengths.argmax())]
-    return Answer(name, named(lengths, classes), view.plain(x[0], lengths, classes, untouched, why), "")
+    return Answer(name, named(lengths, classes), view.plain(x[0], lengths, classes, untouched, truth, why), "")
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
@@ -37,7 +38,7 @@ class Shelf:
         self._shipped: dict[str, str] = {}
         for path in weights:
             model = self._checked(load_model(path), str(path))
-            self._models[self._free(f"{title_of(model)} · {path.name}", path)] = model
+            self._models[self._free(f"{title_of(model)} · {file_title(path, weights)}")] = model
         cards = [read_card(name) for name in list_pretrained()]
         for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # large ones take seconds
             self._shipped[f"{card.model} · {set_title(card.dataset)}"] = card.name
@@ -68,6 +69,11 @@ class Shelf:
                 self._samples[name] = find_samples(model)
             return self._samples[name]
 
+    def truth(self, name: object, picture: object) -> str | None:
+        """The class of a sample; nobody knows that of another picture."""
+        samples = self.samples(name) if isinstance(name, str) else []
+        return next((sample.title for sample in samples if sample.picture == picture), None)
+
     def _checked(self, model: nn.Module, name: str) -> nn.Module:
         config = model.config
         assert isinstance(config, dict)
@@ -75,16 +81,19 @@ class Shelf:
             raise MspcapsError(f"{name} takes images of {config['in_chans']} channels, but pictures have 1 or 3")
         return model.to(self.device).eval()
 
-    def _free(self, title: str, path: Path) -> str:
-        """Two files may be called alike; then the whole path tells them apart, and a number the same file twice."""
-        if title not in self._models:
-            return title
-        title, number = f"{title.rpartition(' · ')[0]} · {path}", 1
-        name = title
-        while name in self._models:
-            number += 1
-            name = f"{title} ({number})"
-        return name
+    def _free(self, title: str) -> str:
+        """A number tells the same file from itself when it is named twice."""
+        names = (title if number == 1 else f"{title} ({number})" for number in count(1))
+        return next(name for name in names if name not in self._models)
+
+
+def file_title(path: Path, others: Sequence[Path]) -> str:
+    """The end of the path that tells it from the others, with the run's folder where the name says nothing."""
+    whole, enough = path.absolute(), 2 if path.stem in ("last", "best", "model") else 1
+    for other in others:
+        while other.absolute() != whole and other.absolute().parts[-enough:] == whole.parts[-enough:]:
+            enough += 1
+    return "/".join(whole.parts[-enough:])
 
 
 def trained_on(model: nn.Module) -> str:

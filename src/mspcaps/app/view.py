@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing
+from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
 from mspcaps.explain.explanation import Explanation
 from mspcaps.explain.page import closeness
 from mspcaps.explain.tree import Node
@@ -50,7 +50,7 @@ def style() -> str:
     return f"{colours}\n.view {{\n* {{{rules}\n{explain}}}\n{own}"
 
 
-def explained(found: Explanation, sides: Sequence[Side], untouched: Tensor | None) -> str:
+def explained(found: Explanation, sides: Sequence[Side], untouched: Tensor | None, truth: str | None) -> str:
     """Headline, the parts of winner and runner-up beside each other, all lengths."""
     lengths = found.lengths[0].detach().cpu()
     top = max(float(side.heat.abs().max()) for side in sides)  # both maps have one scale
@@ -63,16 +63,20 @@ def explained(found: Explanation, sides: Sequence[Side], untouched: Tensor | Non
             f"<figure><h3>{escape(name)} <span>{float(lengths[side.label]):.2f}, {place}</span></h3>"
             f'<div class="twins">{parts}{heat}</div></figure>'
         )
+    scale = scale_words(top, sides[0].heat.numel(), found.scales[0].cell)
     bars = length_bars(lengths, found.classes, [side.label for side in sides])
     return (
         f'<div class="view">{definitions(found.images[0].detach().cpu())}'
-        f"{headline(lengths, found.classes, untouched, 'capsule of length')}"
+        f"{headline(lengths, found.classes, untouched, truth, 'capsule of length')}"
         f'<div class="sides">{"".join(figures)}</div>{legend(found)}'
+        f'<p class="small">Both heat maps have the same scale: {scale}.</p>'
         f'<figure class="bars"><h3>Length of every class capsule</h3>{bars}</figure></div>'
     )
 
 
-def plain(image: Tensor, lengths: Tensor, classes: tuple[str, ...], untouched: Tensor | None, why: str) -> str:
+def plain(
+    image: Tensor, lengths: Tensor, classes: tuple[str, ...], untouched: Tensor | None, truth: str | None, why: str
+) -> str:
     """Of a model that cannot be explained: the picture as the model sees it, and its scores."""
     height, width = image.shape[1:]
     picture = (
@@ -80,15 +84,16 @@ def plain(image: Tensor, lengths: Tensor, classes: tuple[str, ...], untouched: T
         '<use href="#picture"/></svg>'
     )
     return (
-        f'<div class="view">{definitions(image.detach().cpu())}{headline(lengths, classes, untouched, "score of")}'
+        f'<div class="view">{definitions(image.detach().cpu())}'
+        f"{headline(lengths, classes, untouched, truth, 'score of')}"
         f'<div class="sides"><figure><h3>What it sees</h3>{picture}</figure>'
         f"<figure><h3>Score of every class</h3>{length_bars(lengths, classes, [int(lengths.argmax())])}"
         f'<p class="small">{escape(why)}.</p></figure></div></div>'
     )
 
 
-def headline(lengths: Tensor, classes: tuple[str, ...], untouched: Tensor | None, unit: str) -> str:
-    """The answer in words, and what it was before the picture was changed."""
+def headline(lengths: Tensor, classes: tuple[str, ...], untouched: Tensor | None, truth: str | None, unit: str) -> str:
+    """The answer in words, whether it is right, and what it was before the picture was changed."""
     first, second = lengths.argsort(descending=True)[:2].tolist()
     lead = closeness(float(lengths[first]), float(lengths[second]), classes[second])
     if untouched is not None:
@@ -97,8 +102,13 @@ def headline(lengths: Tensor, classes: tuple[str, ...], untouched: Tensor | None
         lead += f" Of the untouched picture it {how} “{classes[before]}”, with {float(untouched[before]):.2f}."
     return (
         f'<h2 class="says">It says <b>{escape(classes[first])}</b>, with a {unit} {float(lengths[first]):.2f}.</h2>'
-        f'<p class="lead">{escape(lead)}</p>'
+        f'<p class="lead">{verdict(classes[first], truth) if truth in classes else ""}{escape(lead)}</p>'
     )
+
+
+def verdict(said: str, truth: str) -> str:
+    kind = "right" if said == truth else "wrong"
+    return f'<b class="{kind}">It is “{escape(truth)}”: {kind}.</b> '
 
 
 def legend(found: Explanation) -> str:
@@ -109,7 +119,7 @@ def legend(found: Explanation) -> str:
         text = {
             "coarse": f"{cell} × {cell} patch with the largest effect on the class",
             "mid": f"{cell} × {cell} patches with the largest effects",
-            "fine": f"{cell} × {cell} patches that agree most",
+            "fine": f"{cell} × {cell} patches with the largest effects in them",
         }[kind]
         keys[kind] = text
     keys |= {"pro": "speaks for the class", "contra": "speaks against it"}

@@ -14,7 +14,7 @@ def app(
     port: Maybe[int] = None,
     device: Maybe[str] = None,
 ) -> None:
-    """Open a page to try models on pictures of your own: see their parts, turn them, add noise, attack them.
+    """Serve a page to try models on your pictures, and print its address: see parts, turn, add noise, attack.
 
     Args:
         weights: Own .safetensors files; they come before the models that are shipped.

@@ -84,6 +84,11 @@ def ink(top: float, pixels: int) -> float:
     return max(top, FAINT / pixels)
 
 
+def scale_words(top: float, pixels: int, cell: int) -> str:
+    """What full colour stands for, in a unit of which one sees how large it is."""
+    return f"full colour is an effect of {ink(top, pixels) * cell**2:.2g} on {cell} × {cell} pixels"
+
+
 def heat_drawing(heat: Tensor, top: float, label: str) -> str:
     """[H, W] over the grey image: green speaks for the class, red against it; `top` is where the ink is full."""
     height, width = heat.shape

@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from mspcaps import __version__
-from mspcaps.explain.drawing import definitions, heat_drawing, ink, kind_of, length_bars, parts_drawing
+from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
 from mspcaps.explain.explanation import Explanation
 from mspcaps.explain.tree_drawing import signed, tree_drawing
 from mspcaps.files import write_atomically
@@ -114,12 +114,12 @@ def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
             f"<figure><h3>{name}</h3>{heat_drawing(heat, top, f'Heat map of {found.classes[label]}')}"
             f'<p class="small">{caption}</p></figure>'
         )
-    cell = found.scales[0].cell
+    scale = scale_words(top, maps[0].numel(), found.scales[0].cell)
     return (
         "<section><h2>Where it sees the class</h2>"
         '<p class="note">How much each patch lengthens or shortens the class capsule when it is uncovered on a blank '
-        "image of the mean colour. The patches of all scales lie over each other. Both maps have the same scale: full "
-        f"colour is an effect of {ink(top, maps[0].numel()) * cell**2:.2g} on {cell} × {cell} pixels.</p>"
+        "image of the mean colour. The patches of all scales lie over each other. Both maps have the same scale: "
+        f"{scale}.</p>"
         f'<div class="pair">{"".join(figures)}</div>'
         '<ul class="legend"><li><span><i class="key pro"></i></span><span>speaks for the class</span></li>'
         '<li><span><i class="key contra"></i></span><span>speaks against it</span></li></ul></section>'
