@@ -15,11 +15,12 @@ from mspcaps.app import Changes, Shelf, answer
 from mspcaps.app.perturb import perturbed, rotated
 from mspcaps.app.session import both_sides
 from mspcaps.app.shelf import file_title
-from mspcaps.app.uploads import accept, picture_pixels, picture_text
+from mspcaps.app.uploads import accept, picture_pixels
 from mspcaps.app.view import sentence, style
 from mspcaps.errors import MspcapsError
 from mspcaps.explain import explain
 from mspcaps.models.pretrained import save_weights
+from mspcaps.pages import image_url
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,7 @@ def test_samples_of_a_folder(tmp_path):
 def test_words_are_escaped(tmp_path):
     model = mspcaps.create_model("mspcaps_t", num_classes=2)
     model.about = {"classes": ["<b>x</b>", "a & b"]}
-    found = answer(model.eval(), picture_text(np.zeros((3, 8, 8), np.uint8)))
+    found = answer(model.eval(), image_url(np.zeros((3, 8, 8), np.uint8)))
     assert "<b>x" not in found.view.replace("<b>&lt;b", "") and "<b>x" not in found.tree
     assert sentence("no <i>") == '<div class="view"><p class="sorry">No &lt;i&gt;.</p></div>'
 

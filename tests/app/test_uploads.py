@@ -19,9 +19,9 @@ from mspcaps.app.uploads import (
     UPLOAD_PIXELS,
     accept,
     picture_pixels,
-    picture_text,
 )
 from mspcaps.errors import MspcapsError
+from mspcaps.pages import image_url
 from mspcaps.pictures import read_picture
 
 
@@ -44,7 +44,7 @@ def test_large_pictures_are_shrunk_once():
     text = accept(save(noise(size=(2000, 500)), "JPEG"))
     assert opened(text).size == (KEPT_SIDE, KEPT_SIDE // 4)
     assert opened(accept(save(Image.new("L", (5000, 1), 7), "PNG"))).size == (KEPT_SIDE, 1)
-    worst = picture_text(np.random.default_rng(0).integers(0, 256, (3, KEPT_SIDE, KEPT_SIDE), dtype=np.uint8))
+    worst = image_url(np.random.default_rng(0).integers(0, 256, (3, KEPT_SIDE, KEPT_SIDE), dtype=np.uint8))
     assert len(worst) < 0.6 * TEXT_CHARS
 
 

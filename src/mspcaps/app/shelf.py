@@ -9,11 +9,11 @@ from threading import Lock
 import torch
 from torch import nn
 
-from mspcaps.app.uploads import picture_text
 from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
+from mspcaps.pages import image_url
 from mspcaps.weights import list_pretrained, load_model, read_card
 
 MOST_SAMPLES = 10
@@ -128,7 +128,7 @@ def find_samples(model: nn.Module) -> list[Sample]:
 def one_of_each(data: ImageSet) -> list[Sample]:
     first = [(data.labels == label).nonzero().flatten()[:1] for label in range(len(data.classes))]
     index = torch.cat(first[:MOST_SAMPLES]).tolist()
-    return [Sample(data.classes[int(data.labels[i])], picture_text(data.images[i].numpy())) for i in index]
+    return [Sample(data.classes[int(data.labels[i])], image_url(data.images[i].numpy())) for i in index]
 
 
 def from_folder(model: nn.Module, root: Path) -> list[Sample]:
@@ -137,4 +137,4 @@ def from_folder(model: nn.Module, root: Path) -> list[Sample]:
     assert isinstance(config, dict)
     pictures = replace(open_folder(root, "test", tuple(config["img_size"])), channels=config["in_chans"])
     chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MOST_SAMPLES]]
-    return [Sample(pictures.classes[pictures.labels[i]], picture_text(pictures[i][0].numpy())) for i in chosen]
+    return [Sample(pictures.classes[pictures.labels[i]], image_url(pictures[i][0].numpy())) for i in chosen]

@@ -6,16 +6,15 @@ than the app needs is shrunk once, here; the file is gone when `accept` returns,
 
 import base64
 import binascii
-import io
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from mspcaps.errors import MspcapsError
+from mspcaps.pages import PREFIX, image_url
 from mspcaps.pictures import read_form, read_picture
 
 UPLOAD_BYTES = 8 << 20
@@ -23,7 +22,6 @@ UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
 KEPT_SIDE = 256  # pixels of the longer side kept of an upload: scores differ a little from those of the whole picture
 TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
 TEXT_PIXELS = 1 << 18
-PREFIX = "data:image/png;base64,"
 
 
 def accept(data: bytes) -> str:
@@ -32,14 +30,7 @@ def accept(data: bytes) -> str:
         (height, width), grey = read_form(path)
         scale = min(1.0, KEPT_SIDE / max(height, width))
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
-        return picture_text(read_picture(path, size, 1 if grey else 3))
-
-
-def picture_text(pixels: np.ndarray) -> str:
-    """uint8 [c, h, w] with 1 or 3 channels -> data URL of a PNG."""
-    file = io.BytesIO()
-    Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file, "PNG")
-    return PREFIX + base64.b64encode(file.getvalue()).decode()
+        return image_url(read_picture(path, size, 1 if grey else 3))
 
 
 def picture_pixels(text: object, size: tuple[int, int], channels: int) -> np.ndarray:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
 from mspcaps.explain.explanation import Explanation
-from mspcaps.explain.page import closeness
+from mspcaps.explain.page import SHEET, closeness
 from mspcaps.explain.tree import Node
 from mspcaps.explain.tree_drawing import tree_drawing
+from mspcaps.pages import stylesheet
 
 TREE_NOTE = (
     "Every coarse patch votes for the class; the thicker its line, the higher its coupling. The coupling is high where "
@@ -32,22 +33,14 @@ class Side:
 
 
 def style() -> str:
-    """The sheets of the report and of explanations, which hold inside .view only, and the app's own around them.
+    """The sheets of our pages and of explanations, which hold inside .view only, and the app's own around them.
 
-    They are read as files: their rules are for whole pages and would also meet Gradio's own elements. The report's
-    begins with the colours and fonts of the design; those are for everybody.
+    Their rules are for whole pages and would also meet Gradio's own elements. The first begins with the colours and
+    fonts of the design; those are for everybody.
     """
-    here = Path(__file__)
-    report, explain, own = (
-        path.read_text(encoding="utf-8")
-        for path in (
-            here.parents[1] / "report" / "page.css",
-            here.parents[1] / "explain" / "page.css",
-            here.with_name("app.css"),
-        )
-    )
-    colours, _, rules = report.partition("* {")
-    return f"{colours}\n.view {{\n* {{{rules}\n{explain}}}\n{own}"
+    colours, _, rules = stylesheet(SHEET).partition("* {")
+    own = Path(__file__).with_name("app.css").read_text(encoding="utf-8")
+    return f"{colours}\n.view {{\n* {{{rules}}}\n{own}"
 
 
 def explained(found: Explanation, sides: Sequence[Side], untouched: Tensor | None, truth: str | None) -> str:

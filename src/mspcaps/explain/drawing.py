@@ -3,34 +3,19 @@
 The image itself is stored once in the page, as #picture; every drawing refers to it.
 """
 
-import base64
-import io
 from collections.abc import Sequence
 from html import escape
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mspcaps.explain.geometry import Rect
 from mspcaps.explain.tree import Node
+from mspcaps.pages import image_url, png_url
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
 MOST_BARS = 20
 FAINT = 0.1  # what the effects of a map must add up to, at the strongest of them, to be drawn in full colour
-
-
-def png_url(pixels: Tensor) -> str:
-    """uint8 [h, w] or [h, w, 3 or 4] -> a PNG inside the page."""
-    file = io.BytesIO()
-    Image.fromarray(pixels.cpu().contiguous().numpy()).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def image_url(image: Tensor) -> str:
-    """[c, h, w] in [0, 1]; of two channels, or more than three, the first is shown."""
-    pixels = (image * 255).round().to(torch.uint8)
-    return png_url(pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0])
 
 
 def definitions(image: Tensor) -> str:
@@ -38,9 +23,10 @@ def definitions(image: Tensor) -> str:
     height, width = image.shape[1:]
     grey = image.mean(0, keepdim=True) * 0.55 + 0.12  # dim, so that a map stands out on it
     size = f'width="{width}" height="{height}" preserveAspectRatio="none"'
+    picture, dim = (image_url((shown * 255).round().to(torch.uint8).numpy()) for shown in (image, grey))
     return (
         '<svg class="defs" width="0" height="0" aria-hidden="true"><defs>'
-        f'<image id="picture" {size} href="{image_url(image)}"/><image id="grey" {size} href="{image_url(grey)}"/>'
+        f'<image id="picture" {size} href="{picture}"/><image id="grey" {size} href="{dim}"/>'
         "</defs></svg>"
     )
 
@@ -95,9 +81,10 @@ def heat_drawing(heat: Tensor, top: float, label: str) -> str:
     share = (heat.abs() / ink(top, heat.numel())).clamp(0, 1).pow(0.7)  # small effects must still be seen
     colour = torch.where((heat >= 0).unsqueeze(-1), torch.tensor([40, 214, 178]), torch.tensor([255, 92, 56]))
     pixels = torch.cat([colour, (share * 215).round().unsqueeze(-1)], -1).to(torch.uint8)
+    drawn = png_url(pixels.cpu().numpy())
     return (
         f'<svg class="big" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"><use href="#grey"/>'
-        f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="{png_url(pixels)}"/></svg>'
+        f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="{drawn}"/></svg>'
     )
 
 

@@ -8,7 +8,9 @@ from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_b
 from mspcaps.explain.explanation import Explanation
 from mspcaps.explain.tree_drawing import signed, tree_drawing
 from mspcaps.files import write_atomically
+from mspcaps.pages import skeleton, stylesheet
 
+SHEET = Path(__file__).with_name("page.css")
 KEY_WITHIN = 1000  # bytes of a page, from its beginning, that hold the tag of its key
 
 
@@ -35,10 +37,6 @@ def render(
 ) -> str:
     """The page of one image of the batch; `title` names it, `model` explained it, `key` tells it from others."""
     shown = choose_classes(found, image, label)
-    here = Path(__file__)
-    # The design is that of the report's pages; their style sheet is read as a file, since report stands to the right.
-    sheets = (here.parents[1] / "report" / "page.css", here.with_name("page.css"))
-    css = "".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
     body = "".join(
         [
             definitions(found.images[image].detach().cpu()),
@@ -50,11 +48,7 @@ def render(
             f"<footer>Written by mspcaps {__version__}, mspcaps explain.</footer>",
         ]
     )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{key_tag(key) if key else ""}'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
-    )
+    return skeleton(title, stylesheet(SHEET), body, key_tag(key) if key else "")
 
 
 def header(found: Explanation, image: int, title: str, model: str, shown: tuple[int, int]) -> str:

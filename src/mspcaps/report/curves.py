@@ -1,4 +1,4 @@
-"""Learning curves of several seeds in one chart, as inline SVG in the colours of page.css and results.css."""
+"""Learning curves of several seeds in one chart, as inline SVG in the colours of design.css and results.css."""
 
 import math
 import statistics

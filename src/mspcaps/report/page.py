@@ -1,19 +1,14 @@
 """One self-contained HTML page about a trained model: no script, no request, it opens from anywhere."""
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import torch
-from PIL import Image
-from torch import Tensor
-
 from mspcaps.data import ImageSet
 from mspcaps.evaluation import Evaluation, confidence
 from mspcaps.files import write_atomically
+from mspcaps.pages import image_url, skeleton, stylesheet
 from mspcaps.report.svg import confusion_chart, line_chart, smoothed
 from mspcaps.training import Epoch
 
@@ -41,7 +36,6 @@ def write_page(path: Path, page: Page) -> None:
 def render(page: Page) -> str:
     found = page.evaluation
     right, wrong = choose_right(found), choose_wrong(found)
-    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     body = "".join(
         [
             header(page),
@@ -53,11 +47,7 @@ def render(page: Page) -> str:
             f"<footer>{escape(page.footer)}</footer>",
         ]
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(page.title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
-    )
+    return skeleton(page.title, stylesheet(), body)
 
 
 NOTE_RIGHT = (
@@ -172,8 +162,9 @@ def card(page: Page, index: int) -> str:
             f'style="width:{100 * min(max(length, 0.0), 1.0):.1f}%"></i></dd><dd>{length:.2f}</dd>'
         )
     said = "" if true == answer else f"<span>taken for {escape(found.classes[answer])}</span>"
+    picture = image_url(page.data.images[index].cpu().numpy())
     return (
-        f'<article class="card"><img alt="{escape(found.classes[true])}" src="{data_url(page.data.images[index])}">'
+        f'<article class="card"><img alt="{escape(found.classes[true])}" src="{picture}">'
         f'<div><h3>{escape(found.classes[true])}{said}</h3><dl class="lengths">{"".join(rows)}</dl></div></article>'
     )
 
@@ -181,12 +172,3 @@ def card(page: Page, index: int) -> str:
 def commands(page: Page) -> str:
     items = "".join(f"<p>{escape(what)}</p><pre>{escape(line)}</pre>" for what, line in page.commands)
     return f'<section class="next"><h2>Try next</h2><div style="margin-top:16px">{items}</div></section>'
-
-
-def data_url(image: Tensor) -> str:
-    """uint8 [c, h, w] with 1 or 3 channels -> a PNG inside the page; of any other number the first channel is shown."""
-    pixels = image.cpu()
-    array = (pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]).contiguous().to(torch.uint8).numpy()
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

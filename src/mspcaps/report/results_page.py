@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from mspcaps.pages import skeleton, stylesheet
 from mspcaps.report.curves import accuracy_chart, loss_chart
 from mspcaps.report.markdown import EMPTY, RUN_HEADS, run_cells
 from mspcaps.report.missed import MISSED, missed
@@ -13,6 +14,7 @@ from mspcaps.report.runs import Run
 from mspcaps.report.tables import HEADS, NONE, NOT_TRAINED, Report, Row, Table, comparison, notes, quoted_notes
 from mspcaps.training.recipe import measured_on
 
+SHEET = Path(__file__).with_name("results.css")
 FIGURES = len(HEADS) - 2  # training time and command stand below them
 TITLE = "mspcaps · the paper's tables, trained again"
 OWN_TITLE = "mspcaps · the runs of this ledger"
@@ -23,8 +25,6 @@ LEGEND = (
 
 
 def render(report: Report) -> str:
-    here = Path(__file__)
-    css = "".join(here.with_name(name).read_text(encoding="utf-8") for name in ("page.css", "results.css"))
     first, ablations, own = ("".join(map(section, part)) for part in (report.main, report.ablations, report.beyond))
     title, runs = OWN_TITLE if only_own(report) else TITLE, all_runs(report.runs)
     if only_own(report):
@@ -32,11 +32,7 @@ def render(report: Report) -> str:
     else:
         parts = [header(report), reading(report), first, short(report), ablations, own, runs]
     body = "".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
-    )
+    return skeleton(title, stylesheet(SHEET), body)
 
 
 def header(report: Report) -> str:
