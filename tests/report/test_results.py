@@ -12,7 +12,7 @@ from test_page import Balanced
 from mspcaps.benchmarks.tables import number
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
-from mspcaps.report import markdown, results_page
+from mspcaps.report import markdown, paper, results_page
 from mspcaps.report.conclusions import CLAIMS, comparisons, groups_of
 from mspcaps.report.curves import accuracy_chart, loss_chart, tick_words
 from mspcaps.report.difference import quantile
@@ -401,3 +401,10 @@ def test_the_figures_of_speed_are_those_of_the_benchmarks():
 @pytest.mark.parametrize("name", list(ablation_files(read_report(ROOT / "results"))))
 def test_the_ablations_are_those_of_the_ledger(name):
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == ablation_files(read_report(ROOT / "results"))[name]
+
+
+def test_what_had_to_be_guessed_stands_beside_its_table_and_its_conclusion(ledger):
+    report = read_report(ledger)
+    for table in (paper.ROUTING, paper.SHARING):
+        assert table.note in markdown.render(report) and table.note in ablation_files(report)["ablations.md"]
+        assert table.note in html.unescape(results_page.render(report))

@@ -93,6 +93,7 @@ def section(table: Table) -> str:
     source = table.source
     over = f'<p class="overline">Table {source.number} of the paper</p>' if source else ""
     claim = f'<p class="note">The paper concludes: {escape(source.claim)}</p>' if source and source.claim else ""
+    claim += f'<p class="note">{escape(source.note)}</p>' if source and source.note else ""
     data = f'<p class="note under">Data: {escape(" ".join(table.provenances))}</p>' if table.provenances else ""
     compared = baselines(table) if source and source.baselines else ""
     anchor = source.anchor if source else table.title.split()[0].lower().replace("runs", "beyond")
