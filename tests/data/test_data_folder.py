@@ -1,5 +1,6 @@
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mspcaps.data import load_dataset, open_folder
-from mspcaps.data.folder import split_by_hash
+from mspcaps.data.folder import is_picture_folder, split_by_hash
 from mspcaps.errors import MspcapsError
 from mspcaps.pictures import read_form, read_picture
 
@@ -170,6 +171,56 @@ def test_damaged_pictures_never_escape_as_another_exception(tmp_path: Path, data
             read(path)
         except MspcapsError as error:
             assert str(path) in str(error)
+
+
+def test_all_broken_pictures_are_named_at_once(tmp_path: Path) -> None:
+    for n in range(8):
+        _save(tmp_path / "set" / "a" / f"{n}.png", n)
+    for n in (1, 4):
+        (tmp_path / "set" / "a" / f"{n}.png").write_bytes(b"no picture")
+    with pytest.raises(MspcapsError) as caught:
+        load_dataset(tmp_path / "set", "all")
+    assert re.fullmatch(r"cannot read .*1\.png: it is not .*; cannot read .*4\.png: it is not [^;]*", str(caught.value))
+    for n in range(1, 6):
+        (tmp_path / "set" / "a" / f"{n}.png").write_bytes(b"no picture")
+    with pytest.raises(MspcapsError, match=r"1\.png: .*3\.png: [^;]*; and 2 more$"):
+        load_dataset(tmp_path / "set", "all")
+
+
+def test_a_size_that_no_memory_holds_does_not_blame_the_picture(tmp_path: Path) -> None:
+    _save(tmp_path / "x.png", 0)
+    with pytest.raises(MspcapsError, match=r"x\.png: there is not enough memory for it in the size"):
+        read_picture(tmp_path / "x.png", (10**8, 10**8), 3)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_the_folder_of_test_pictures_has_several_names(root: Path, name: str) -> None:
+    (root / "test").rename(root / name)
+    assert load_dataset(root, "test").labels.tolist() == [1]
+    _save(root / name / "fox" / "x.png", 0)
+    with pytest.raises(MspcapsError, match=f"{name}/fox is a class that .*train does not have"):
+        load_dataset(root, "test")
+    other = "val" if name != "val" else "valid"
+    (root / other).mkdir()
+    with pytest.raises(MspcapsError, match=r"has both val\w* and val\w*: rename"):
+        load_dataset(root, "test")
+    _save(root / "test" / "cat" / "x.png", 0)
+    assert load_dataset(root, "test").labels.tolist() == [0], "the others are left alone then"
+
+
+def test_folders_that_may_not_be_read_say_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", denied)
+        with pytest.raises(MspcapsError, match=r"^cannot read .*train/cat: Permission denied$"):
+            open_folder(root, "train")
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: is_file(path) if path == root else denied(path))
+    for look in (is_picture_folder, load_dataset):
+        with pytest.raises(MspcapsError, match=r"^cannot read .*set: Permission denied$"):
+            look(root)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

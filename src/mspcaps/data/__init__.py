@@ -11,7 +11,7 @@ import torch
 
 from mspcaps.data.cache import Status, cache_path, cache_root, is_cached, list_datasets, provenance, read_cached, verify
 from mspcaps.data.catalog import CATALOG, Augmentation, Facts, facts
-from mspcaps.data.folder import FolderImages, Progress, open_folder, split_by_hash
+from mspcaps.data.folder import FolderImages, Progress, has_manifest, open_folder, split_by_hash
 from mspcaps.data.formats import check_labels, read_npz, read_packed, to_nchw
 from mspcaps.data.imageset import ImageSet
 from mspcaps.data.sources import get, import_files
@@ -69,7 +69,7 @@ def load_dataset(
         if path.suffix.lower() != ".npz":
             raise MspcapsError(f"{path} is neither a folder nor an .npz file")
         data = _from_npz(path, split)
-    elif (path / "manifest.json").is_file():
+    elif has_manifest(path):
         data = _from_arrays(read_packed(path), split, None, path.name)
     else:
         return open_folder(path, split, size).resident(progress)

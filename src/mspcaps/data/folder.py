@@ -1,5 +1,7 @@
 """A folder of pictures as a data set: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/* split by us.
 
+The folder of test pictures may be called val, valid or validation as well.
+
 Without a split in the folder one fifth of each class is held out: the pictures whose sha256 of their path below the
 class folder is smallest. The same files give the same split on every machine.
 """
@@ -30,6 +32,7 @@ Progress = Callable[[str, int, int | None], None]  # what is being read, items s
 HELD_OUT = 5  # one picture in five
 PROBES = 64  # headers read to choose size and channels
 LARGEST_INFERRED = 64  # the cost of a model grows faster than pixels
+NAMED = 3  # broken pictures; of more only the number is told
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,44 @@ class FolderImages:
         except RuntimeError as error:
             raise MspcapsError(f"{self.name} needs {self.estimated_bytes} bytes, more than there is memory") from error
 
+        broken: list[tuple[int, MspcapsError]] = []
+
         def read(index: int) -> None:
-            images[index] = self[index][0]
+            try:
+                images[index] = self[index][0]
+            except MspcapsError as error:
+                broken.append((index, error))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
             try:
                 for done, _ in enumerate(pool.map(read, range(len(self))), start=1):
                     progress(self.name, done, len(self))
             except BaseException:
-                pool.shutdown(cancel_futures=True)  # the first broken picture ends it
+                pool.shutdown(cancel_futures=True)
                 raise
+        if broken:  # all of them at once: nobody wants to start anew after each
+            reasons = [str(error) for _, error in sorted(broken, key=lambda item: item[0])]
+            more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+            raise MspcapsError("; ".join(reasons[:NAMED]) + more)
         return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
 
 
 def is_picture_folder(name_or_path: str | Path) -> bool:
     """Whether a name or path means pictures in class folders: not a set of the catalog, an .npz or packed parts."""
     path = Path(name_or_path).expanduser()
-    return str(name_or_path) not in CATALOG and path.is_dir() and not (path / "manifest.json").is_file()
+    return str(name_or_path) not in CATALOG and path.is_dir() and not has_manifest(path)
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether it is a folder of packed parts."""
+    try:
+        return (folder / "manifest.json").is_file()
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path | str, error: OSError) -> MspcapsError:
+    return MspcapsError(f"cannot read {folder}: {error.strerror or error}")
 
 
 def now_and_then(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
@@ -103,7 +127,9 @@ def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = Non
     chosen = {"train": train, "test": test, "all": train + test}[split]
     if not chosen:
         missing = (
-            f"there is no folder {root / 'test'}" if (root / "train").is_dir() else "each class needs at least two"
+            f"there is no folder {root / 'test'}, nor one called {', '.join(TEST_FOLDERS[1:])}"
+            if (root / "train").is_dir()
+            else "each class needs at least two"
         )
         raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {missing}")
     size, channels = _common_form([path for path, _ in train or test])
@@ -135,6 +161,7 @@ def loaded(loader: Iterable[T]) -> Iterator[T]:
 
 
 Entry = tuple[str, int]
+TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
 def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
@@ -144,10 +171,13 @@ def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
     if (root / "train").is_dir():
         classes = _class_folders(root / "train", root)
         train = _pictures(root / "train", classes, classes)
-        held = _class_folders(root / "test", root) if (root / "test").is_dir() else ()
+        place = _test_folder(root)
+        if place is None:
+            return _flat(train), [], classes
+        held = _class_folders(place, root)
         if unknown := sorted(set(held) - set(classes)):
-            raise MspcapsError(f"{root / 'test' / unknown[0]} is a class that {root / 'train'} does not have")
-        return _flat(train), _flat(_pictures(root / "test", held, classes)), classes
+            raise MspcapsError(f"{place / unknown[0]} is a class that {root / 'train'} does not have")
+        return _flat(train), _flat(_pictures(place, held, classes)), classes
     classes = _class_folders(root, root)
     train, test = [], []
     for label, found in _pictures(root, classes, classes):
@@ -157,11 +187,19 @@ def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
     return _flat(train), _flat(test), classes
 
 
+def _test_folder(root: Path) -> Path | None:
+    """test, or else the one that is called validation in some way."""
+    found = [name for name in TEST_FOLDERS if (root / name).is_dir()]
+    if len(found) > 1 and found[0] != "test":
+        raise MspcapsError(f"{root} has both {found[0]} and {found[1]}: rename the one to test on to test")
+    return root / found[0] if found else None
+
+
 def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     try:
         folders = [item for item in sorted(folder.iterdir()) if item.is_dir() and not item.name.startswith(".")]
     except OSError as error:
-        raise MspcapsError(f"cannot read {folder}: {error.strerror or error}") from error
+        raise _unreadable(folder, error) from error
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
             raise MspcapsError(f"{item} is a link back to {item.resolve()}, which holds it")
@@ -174,11 +212,15 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
 
 def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> list[tuple[int, list[str]]]:
     """(label, sorted paths) of each class; links to folders below a class folder are not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error.filename, error) from error
+
     found = []
     for name in names:
         paths = [
             os.path.join(place, file)
-            for place, _, files in os.walk(folder / name)
+            for place, _, files in os.walk(folder / name, onerror=refuse)
             for file in files
             if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
         ]
@@ -193,13 +235,22 @@ def _flat(pictures: list[tuple[int, list[str]]]) -> list[Entry]:
 
 
 def _common_form(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
-    """Size (height, width) and channels, from the headers of pictures spread evenly over the list."""
+    """Size (height, width) and channels, from the headers of pictures spread evenly over the list.
+
+    Broken ones are passed over unless all are: whoever reads the pictures names them together.
+    """
     sizes: Counter[tuple[int, int]] = Counter()
-    grey = True
+    grey, broken = True, None
     for path in paths[:: math.ceil(len(paths) / PROBES)]:
-        size, is_grey = read_form(Path(path))
+        try:
+            size, is_grey = read_form(Path(path))
+        except MspcapsError as error:
+            broken = broken or error
+            continue
         sizes[size] += 1
         grey &= is_grey
+    if broken and not sizes:
+        raise broken
     common = next(iter(sizes))
     if len(sizes) > 1 or max(common) > LARGEST_INFERRED:
         side = min(LARGEST_INFERRED, round(statistics.median(min(size) for size in sizes.elements())))

@@ -97,4 +97,6 @@ def _flatten(picture: Image.Image) -> Image.Image:
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"the picture is broken ({error})"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it in the size that is asked for"
+    return f"the picture is broken ({str(error) or type(error).__name__})"
