@@ -88,7 +88,32 @@ def test_npz_of_ones_own(tmp_path: Path) -> None:
     [
         ({"x_train": np.zeros((2, 4, 4), np.uint8)}, "needs the arrays x_train and y_train"),
         ({"pictures": np.zeros(2)}, "it holds pictures"),
-        ({"x_train": np.zeros((2, 4, 4)), "y_train": np.zeros(2, int)}, "must be uint8"),
+        (
+            {"x_train": np.zeros((2, 4, 4)), "y_train": np.zeros(2, int)},
+            "must be uint8 (0 to 255), not float64: store (images * 255)",
+        ),
+        (
+            {"x_train": np.ones((2, 4, 4), bool), "y_train": np.zeros(2, int)},
+            "not bool: store (images * 255).astype('uint8')",
+        ),
+        ({"x_train": np.full((2, 4, 4), 9e3), "y_train": np.zeros(2, int)}, "not float64: store (images // 256)"),
+        (
+            {"x_train": np.full((2, 4, 4), 9, int), "y_train": np.zeros(2, int)},
+            "not int64: store images.astype('uint8')",
+        ),
+        (
+            {"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array(["cat", "dog"])},
+            "labels must be integers, not <U3: classes, labels = np.unique(labels, return_inverse=True) makes them",
+        ),
+        (
+            {f"x_{part}": np.zeros((3, 4, 4), np.uint8) for part in ("train", "test")}
+            | {"y_train": np.array([0, 1, 2]), "y_test": np.array([2, 7, 5])},
+            "x: the label 5 of y_test is a class that y_train does not have",
+        ),
+        (
+            {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.array([0, 10, 20])},
+            "x: labels run up to 20, but no training image has the label 1: number the classes from 0",
+        ),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "2 images need 2 integer labels"),
         ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
         (
@@ -103,6 +128,15 @@ def test_npz_that_does_not_fit(tmp_path: Path, arrays: dict[str, np.ndarray], re
     with pytest.raises(MspcapsError) as caught:
         load_dataset(tmp_path / "x.npz", "train")
     assert reason in str(caught.value)
+
+
+def test_npz_whose_classes_may_lack_images(tmp_path: Path) -> None:
+    """Where they have names, and where there is nothing to train on."""
+    x, y = np.zeros((3, 4, 4), np.uint8), np.array([0, 2, 4])
+    np.savez(tmp_path / "test.npz", x_test=x, y_test=y)
+    assert len(load_dataset(tmp_path / "test.npz", "test").classes) == 5
+    np.savez(tmp_path / "named.npz", x_train=x, y_train=y, classes=np.array([*"abcde"]))
+    assert load_dataset(tmp_path / "named.npz", "train").classes == (*"abcde",)
 
 
 def test_sample_counts_and_checksums() -> None:

@@ -84,7 +84,7 @@ def _cached(name: str, split: str) -> dict[str, np.ndarray]:
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:
-    """x_*, y_* -> one split. Without class names the labels of all splits together number the classes."""
+    """x_*, y_* -> one split. Without class names the labels of all splits number the classes."""
     parts = [part for part in ("train", "test") if split in (part, "all") and f"x_{part}" in arrays]
     if not parts or any(f"y_{part}" not in arrays for part in parts):
         raise MspcapsError(
@@ -97,10 +97,29 @@ def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, 
     if len({x.shape[1:] for x in images}) > 1:
         raise MspcapsError(f"{name}: x_train and x_test have different shapes {images[0].shape} and {images[1].shape}")
     if classes is None:
-        every = [check_labels(y, y.size, f"{name} {key}") for key, y in arrays.items() if key in ("y_train", "y_test")]
-        classes = tuple(str(label) for label in range(1 + max((int(y.max()) for y in every if y.size), default=0)))
+        classes = _numbers(arrays, name)
     x, y = (stack[0] if len(stack) == 1 else np.concatenate(stack) for stack in (images, labels))
     return ImageSet(torch.from_numpy(x), torch.from_numpy(y), classes, name)
+
+
+def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
+    """Classes that have no names: "0", "1", ..."""
+    found = {
+        part: np.unique(check_labels(arrays[f"y_{part}"], arrays[f"y_{part}"].size, f"{name} y_{part}")).tolist()
+        for part in ("train", "test")
+        if f"y_{part}" in arrays
+    }
+    top = max((labels[-1] for labels in found.values() if labels), default=0)
+    train = found.get("train")
+    if train:  # without it some classes may well be missing: the model that is tested knows them all
+        if unknown := sorted(set(found.get("test", [])) - set(train)):
+            raise MspcapsError(f"{name}: the label {unknown[0]} of y_test is a class that y_train does not have")
+        if gaps := sorted(set(range(top)) - set(train)):
+            raise MspcapsError(
+                f"{name}: labels run up to {top}, but no training image has the label {gaps[0]}: number the classes "
+                "from 0 without gaps, or name them all in an array called classes"
+            )
+    return tuple(str(label) for label in range(top + 1))
 
 
 def _from_npz(path: Path, split: str) -> ImageSet:

@@ -101,18 +101,33 @@ def layout_of(shape: tuple[int, ...], name: str) -> str:
 def to_nchw(images: np.ndarray, name: str) -> np.ndarray:
     """uint8 images in any of the three layouts -> [N, C, H, W]."""
     if images.dtype != np.uint8:
-        raise MspcapsError(f"{name}: images must be uint8 (0 to 255), not {images.dtype}")
+        raise MspcapsError(f"{name}: images must be uint8 (0 to 255), not {images.dtype}{_as_uint8(images)}")
     layout = layout_of(images.shape, name)
     if layout == "NHW":
         return images[:, None]
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if layout == "NHWC" else images
 
 
+def _as_uint8(images: np.ndarray) -> str:
+    """How numbers of another type become pixels, as far as their range tells."""
+    if images.dtype.kind not in "bfiu" or not images.size:
+        return ""
+    top = images.max()
+    if images.dtype.kind in "bf" and top <= 1:
+        return ": store (images * 255).astype('uint8')"
+    return ": store (images // 256).astype('uint8')" if top > 255 else ": store images.astype('uint8')"
+
+
 def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
     """Integer labels [N] or [N, 1] -> int64 [N]."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.dtype.kind not in "iu" or labels.shape != (count,):
+    if labels.dtype.kind not in "iu":
+        raise MspcapsError(
+            f"{name}: labels must be integers, not {labels.dtype}: classes, labels = np.unique(labels, "
+            "return_inverse=True) makes them, and the names of the classes to store beside them"
+        )
+    if labels.shape != (count,):
         raise MspcapsError(f"{name}: {count} images need {count} integer labels, not {labels.dtype} {labels.shape}")
     if count and not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
         raise MspcapsError(
