@@ -1,7 +1,6 @@
 """The pages that need no site to be wrong: their code runs, their tables name what is there."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 
 import mspcaps
 from mspcaps.models import registry
-from mspcaps.training import Recipe, recipe_from_dict, train
+from mspcaps.training import Recipe, load_recipe, train
+from mspcaps.training.ledger import is_in_ledger
 from mspcaps.training.sweep import load_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,10 @@ def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPa
 
 def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
     recipe, sweep = blocks("toml", page("recipes.md"))
-    assert recipe_from_dict(tomllib.loads(recipe), "the page").epochs == 30
+    (tmp_path / "my.toml").write_text(recipe)
+    mine = load_recipe(tmp_path / "my.toml")
+    assert (mine.epochs, mine.run_name) == (30, "my-seed0")
+    assert not is_in_ledger(ROOT / "results", mine), "it runs here, too"
     (tmp_path / "sweep.toml").write_text(sweep)
     assert [run.run_name for run in load_sweep(tmp_path / "sweep.toml")] == [
         "paper-seed0", "paper-seed1", "paper-seed2", "paper+balance=True+epochs=30-seed0"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mspcaps.data import CATALOG, Augmentation, facts
 from mspcaps.errors import MspcapsError
@@ -111,10 +112,15 @@ def test_sweep_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_size": 0}, "image_size is 0, but must be at least 1"),
+        ({"image_size": 0}, "image_size is 0, but must lie between 1 and 2048"),
+        ({"image_size": 100_000_000}, "image_size is 100000000, but must lie between 1 and 2048"),
         ({"seed": 2**63}, "must be less than 2\\^63"),
-        ({"name": "my/run"}, "the name 'my/run' cannot be that of a folder"),
-        ({"name": "n" * 240}, "shorten it"),
+        *(
+            ({"name": f"my{mark}run"}, "run' cannot be that of a folder everywhere: leave out")
+            for mark in '/\\:*?"<>|\0'
+        ),
+        ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long for that of a folder: shorten it"),
+        ({"lr": torch.zeros(1000)}, r"lr must be float, not tensor\(\[.{,40}$"),
     ],
 )
 def test_values_that_no_run_can_have(changes: dict, message: str) -> None:
@@ -122,6 +128,18 @@ def test_values_that_no_run_can_have(changes: dict, message: str) -> None:
         Recipe(**changes)
     with pytest.raises(MspcapsError, match=r"augment\.rotate is nan"):
         Augmentation(rotate=float("nan"))
+    with pytest.raises(MspcapsError, match=r"augment\.rotate is 181, but must be at most 180"):
+        Augmentation(rotate=181)
+
+
+def test_a_recipe_without_a_name_is_not_called_like_the_papers(tmp_path: Path) -> None:
+    """A file's recipe is called like the file, one made in Python for own images custom."""
+    (tmp_path / "my.toml").write_text('data = "cifar10"\nepochs = 30\n')
+    assert load_recipe(tmp_path / "my.toml").run_name == "my-seed0"
+    (tmp_path / "my.toml").write_text('name = "mine"\n')
+    assert load_recipe(tmp_path / "my.toml").name == "mine"
+    assert (Recipe(data="pictures").name, Recipe().name) == ("custom", "paper")
+    assert all("\\" not in name for name in list_recipes())
 
 
 def test_names_stay_short_and_say_whose_data_it_is() -> None:

@@ -29,6 +29,8 @@ class Augmentation:
                 raise MspcapsError(
                     f"augment.{name} is {getattr(self, name)}, but must be a number that is not negative"
                 )
+        if self.rotate > 180:
+            raise MspcapsError(f"augment.rotate is {self.rotate}, but must be at most 180: that is every direction")
 
 
 @dataclass(frozen=True)

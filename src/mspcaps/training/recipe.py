@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import math
-import re
+import reprlib
 import tomllib
 import typing
 from dataclasses import dataclass, field, fields, replace
@@ -14,6 +14,8 @@ from mspcaps.data.catalog import CATALOG, Augmentation
 from mspcaps.errors import MspcapsError, nearest
 
 LONGEST_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
+NOT_IN_NAMES = '/\\:*?"<>|'  # somewhere a file system refuses them
+LARGEST_IMAGE = 2048  # pixels a side; beyond that it is a slip of the pen
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Recipe:
     """Name of a registered model."""
     data: str = "cifar10"
     """Name of a data set, or the path of a folder of class folders or of an .npz file."""
-    name: str = "paper"
-    """What this way of training is called in the ledger."""
+    name: str = ""
+    """What this way of training is called in the ledger; empty: paper, or custom for images of your own."""
     epochs: int = 300
     """Passes over the training images."""
     batch_size: int = 128
@@ -62,15 +64,21 @@ class Recipe:
             augment = Augmentation(**_checked(self.augment, Augmentation, "the recipe, augment"))
             object.__setattr__(self, "augment", augment)
         _checked(vars(self), Recipe, "the recipe")
+        if not self.name:
+            object.__setattr__(self, "name", "paper" if self.data in CATALOG else "custom")
         for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
-        if self.image_size is not None and self.image_size < 1:
-            raise MspcapsError(f"image_size is {self.image_size}, but must be at least 1")
+        if self.image_size is not None and not 1 <= self.image_size <= LARGEST_IMAGE:
+            raise MspcapsError(f"image_size is {self.image_size}, but must lie between 1 and {LARGEST_IMAGE}")
         if self.seed >= 2**63:
             raise MspcapsError(f"seed is {self.seed}, but must be less than 2^63")
-        if not self.name or re.search(r"[/\\\0]", self.name) or len(self.run_name.encode()) > LONGEST_NAME:
-            raise MspcapsError(f"the name {self.name!r} cannot be that of a folder: shorten it, and leave out slashes")
+        if not self.name.isprintable() or {*self.name} & {*NOT_IN_NAMES}:
+            raise MspcapsError(
+                f"the name {self.name!r} cannot be that of a folder everywhere: leave out {' '.join(NOT_IN_NAMES)}"
+            )
+        if len(self.run_name.encode()) > LONGEST_NAME:
+            raise MspcapsError(f"the name {reprlib.repr(self.name)} is too long for that of a folder: shorten it")
         for name in ("lr", "weight_decay", "min_lr", "warmup_start"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a number that is not negative")
@@ -119,11 +127,11 @@ def list_recipes() -> list[str]:
     """Names that `load_recipe` takes, such as paper/cifar10/mspcaps_t."""
     folder = recipe_folder()
     names = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.toml")]
-    return sorted(str(name) for name in names if name.parts[0] != "sweeps")
+    return sorted(name.as_posix() for name in names if name.parts[0] != "sweeps")
 
 
 def load_recipe(name: str | Path) -> Recipe:
-    """A recipe by its name under recipes/, or from a TOML file."""
+    """A recipe by its name under recipes/, or from a TOML file, which is called like the file unless it says a name."""
     path = Path(name).expanduser()
     if path.suffix != ".toml":
         path = recipe_folder() / f"{name}.toml"
@@ -131,7 +139,7 @@ def load_recipe(name: str | Path) -> Recipe:
             hint = nearest(str(name), list_recipes(), "`mspcaps train --list` shows them.")
             raise MspcapsError(f"there is no recipe {str(name)!r}: {hint}")
     try:
-        return recipe_from_dict(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return recipe_from_dict({"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
         raise MspcapsError(f"cannot read the recipe {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -169,7 +177,7 @@ def override(recipe: Recipe, **changes: Any) -> Recipe:
     name = "+".join([recipe.name, *marks])
     if len(name) > LONGEST_NAME // 2:
         name = f"{name[: LONGEST_NAME // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
-    name = changed.pop("name", name)
+    name = changed.pop("name", "") or name
     return replace(recipe, name=name, **changed)
 
 
@@ -193,7 +201,7 @@ def _short(value: Any) -> str:
         return ",".join(f"{entry.name}{getattr(value, entry.name)}" for entry in fields(value))
     if isinstance(value, dict):
         return ",".join(f"{key}{item}" for key, item in sorted(value.items()))
-    if isinstance(value, str) and re.search(r"[/\\]", value):  # a path: most weights are called last, so it needs more
+    if isinstance(value, str) and {*value} & {*NOT_IN_NAMES}:  # a path: most weights are called last, so it needs more
         return f"{Path(value).stem}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
     return str(value)
 
@@ -206,7 +214,8 @@ def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
         allowed = typing.get_args(known[key]) or (known[key],)
         fits = type(value) in allowed or (type(value) is int and float in allowed)
         if not fits:
-            raise MspcapsError(f"{where}: {key} must be {allowed[0].__name__}, not {value!r}")
+            shown = " ".join(reprlib.repr(value).split())  # a tensor would fill the screen
+            raise MspcapsError(f"{where}: {key} must be {allowed[0].__name__}, not {shown}")
     return values
 
 
