@@ -17,6 +17,7 @@ from cli_makers import TINY, draw, trained
 from PIL import Image
 from safetensors.torch import save_file
 
+from mspcaps.cli import main
 from mspcaps.training.checkpoint import save_checkpoint
 
 Case = Callable[[Path, pytest.MonkeyPatch], list[object]]
@@ -226,9 +227,24 @@ def data_of_other_classes(here, patch):
     return ["eval", trained(here / "model.safetensors"), "--data", here / "pictures"]
 
 
+@case(r"were trained on pictures, which is not here: name its place with --data")
+def data_that_has_moved(here, patch):
+    return ["eval", trained(here / "model.safetensors")]
+
+
+@case(r"the data has changed since .*\.json was written, from 10 training images to 12: train with --again")
+def data_that_has_changed(here, patch):
+    draw(here / "pictures")
+    assert main(["train", "--data", "pictures", *TINY]) == 0
+    draw(here / "more", count=1)
+    for name in ("disc", "square"):
+        (here / "more" / name / "0.png").rename(here / "pictures" / name / "new.png")
+    return ["train", "--data", "pictures", *TINY]
+
+
 @case(r"a batch of 128 is larger than the training set of 10 images")
 def batch_larger_than_set(here, patch):
-    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t_scale16"]
+    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t_scale16", "--batch-size", 128]
 
 
 @case(r"epochs is -3, but must be at least 1")

@@ -15,8 +15,9 @@ from training_makers import bars
 import mspcaps
 from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.errors import MspcapsError
-from mspcaps.training import Recipe, Trainer, override, train
+from mspcaps.training import Recipe, Trainer, ledger, override, train
 from mspcaps.training.plan import Plan, StreamingPlan
+from mspcaps.training.setup import fitting_batch, load_images, resolve
 from mspcaps.training.sweep import load_sweep, run_sweep
 
 CPU = torch.device("cpu")
@@ -96,7 +97,7 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
         elif not name.endswith(".position"):
             assert torch.equal(new[name], old[name]), name
     line, about = said
-    assert "classes, 3 x " in about and "parameters; 1 epochs on" in about
+    assert "classes, 3 x " in about and "parameters; 1 epochs in batches of 8 on" in about
     assert line.startswith(f"begins from {other}: ") and "patchify.0.position" in line
     assert line.endswith("new: routing.0.w2 (other grid), routing.1.w2 (other classes)")
     entry = json.loads(next((tmp_path / "r").rglob("test-seed0.json")).read_text())
@@ -143,6 +144,75 @@ def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
     said: list[str] = []
     (outcome,) = run_sweep([recipe], CPU, out=tmp_path, results=tmp_path, report=said.append)
     assert (outcome.state, outcome.detail) == ("failed", "there is no weights file x.safetensors")
+
+
+def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(skewed, epochs=1, model="mspcaps_t_scale16")
+    sweep = {"device": CPU, "out": tmp_path, "results": tmp_path / "r", "report": lambda line: None}
+    entry = train(recipe, "cpu", out=tmp_path, results=tmp_path / "r").entry
+    assert entry["images"] == 53 and [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"]
+    shutil.copy(skewed / "train" / "c0" / "0.png", skewed / "train" / "c0" / "new.png")
+    with pytest.raises(MspcapsError, match="from 53 training images to 54: train with --again to replace it, or name"):
+        run_sweep([recipe], **sweep)
+    path = ledger.entry_path(tmp_path / "r", recipe)
+    path.write_text(json.dumps({key: value for key, value in entry.items() if key != "images"}))
+    assert [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"], "older entries do not say how many"
+    assert train(recipe, "cpu", out=tmp_path, results=tmp_path / "r").entry["images"] == 54
+
+
+def test_a_run_that_goes_on_says_where(skewed: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(skewed, model="mspcaps_t_scale16")
+    said: list[str] = []
+    options = {"out": tmp_path, "results": tmp_path, "say": said.append}
+    assert Trainer(recipe, CPU, **options).run(deadline=0.0) is None  # type: ignore[arg-type]
+    train(recipe, "cpu", **options)
+    assert "continues" not in said[0] and said[1] == f"{said[0]}; continues after epoch 1"
+
+
+def test_one_class_is_refused_with_what_was_found(skewed: Path, tmp_path: Path) -> None:
+    """Most often the folder above the wanted one was named."""
+    shutil.copytree(skewed / "train", tmp_path / "nest" / "inner")
+    with pytest.raises(MspcapsError, match=r"nest has one class folder, inner, .*: name the folder whose folders are"):
+        load_images(recipe_for(tmp_path / "nest"), CPU)
+    images = np.zeros((8, 16, 16), np.uint8)
+    np.savez(tmp_path / "one.npz", images=images, labels=np.zeros(8, np.int64))
+    with pytest.raises(MspcapsError, match=r"one\.npz has one class, 0, and there is nothing to tell apart"):
+        load_images(recipe_for(tmp_path / "one.npz"), CPU)
+
+
+def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_for(skewed, augment=Augmentation(crop=16))
+    train_set, _ = load_images(recipe, CPU)
+    with pytest.raises(
+        MspcapsError, match=r"augment\.crop is 16, which moves images of 16 x 16 .*: choose less than 16"
+    ):
+        resolve(recipe, train_set)
+    with pytest.raises(MspcapsError, match="does not divide among 3 processes: choose a batch_size of 9"):
+        Plan(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
+    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    with pytest.raises(MspcapsError, match=r"does not: choose a smaller image_size, or keep .* in a test folder"):
+        load_images(recipe_for(skewed, held_out=3), CPU)
+
+
+def test_a_run_that_is_refused_leaves_no_folder(skewed: Path, tmp_path: Path) -> None:
+    ledger.write_entry(tmp_path / "r", recipe_for(skewed), {"recipe": recipe_for(skewed, lr=1.0).to_dict()})
+    with pytest.raises(MspcapsError, match="another lr"):
+        train(recipe_for(skewed), "cpu", out=tmp_path / "runs", results=tmp_path / "r")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_batch_that_fits_leaves_eight_steps() -> None:
+    assert [fitting_batch(n) for n in (0, 10, 31, 32, 127, 128, 1023, 1024, 60_000)] == [
+        2,
+        2,
+        2,
+        4,
+        8,
+        16,
+        64,
+        128,
+        128,
+    ]
 
 
 def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_sweep_files(tmp_path: Path) -> None:
         ("[[runs]]\nseeds = [1]", "names its recipe"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nx = 1', "no 'x'"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = 3', "a list of whole numbers"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = []', "a list of whole numbers"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseed = 1\nseeds = [3]', "a list of whole numbers"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nepochs = "3"', "epochs must be int, not '3'"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\naugment = { crop = -1 }', "augment.crop is -1"),

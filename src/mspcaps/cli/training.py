@@ -116,13 +116,14 @@ def train(
     from mspcaps.training.checkpoint import run_folder
     from mspcaps.training.ledger import entry_path, is_in_ledger, read_entry
     from mspcaps.training.recipe import measured_on
+    from mspcaps.training.setup import images_of_own
 
     if list:
         print("\n".join(list_recipes()))
         return
     chosen = choose_recipe(recipe, changes)
     done = run_folder(out, chosen) / "last.safetensors"
-    if not again and done.is_file() and is_in_ledger(results, chosen):
+    if not again and done.is_file() and is_in_ledger(results, chosen, images_of_own(chosen)):
         last = read_entry(entry_path(results, chosen))["accuracy"]["last"]
         print(f"done already: {last:.2f} % after the last epoch; --again trains it anew, --seed and --name another one")
         print(f"weights: {done}")
@@ -139,10 +140,10 @@ def train(
 
 
 def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
-    """The recipe with the changes of the command line."""
+    """The recipe with the changes of the command line; own images of which they say no batch get one that fits."""
     from mspcaps.training import Recipe, load_recipe, override
     from mspcaps.training.recipe import filled
-    from mspcaps.training.setup import own_augment, size_of_own
+    from mspcaps.training.setup import fitting_batch, images_of_own, own_augment, size_of_own
 
     given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
     augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
@@ -151,6 +152,8 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
         recipe = load_recipe(name)
     elif "data" in given:
         recipe = Recipe(name="custom", data=given["data"], model=given.get("model", "mspcaps_t"))
+        if "batch_size" not in given and (images := images_of_own(override(recipe, **given))) is not None:
+            given["batch_size"] = fitting_batch(images)
     else:
         raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
     if augment:

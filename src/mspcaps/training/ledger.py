@@ -76,13 +76,21 @@ def git_commit() -> str | None:
         return None
 
 
-def is_in_ledger(results: Path, recipe: Recipe) -> bool:
-    """Whether the run is done. An entry of its name that tells of another recipe is neither skipped nor overwritten."""
+def is_in_ledger(results: Path, recipe: Recipe, images: int | None = None) -> bool:
+    """Whether the run is done. An entry of its name that tells of another recipe is neither skipped nor overwritten,
+    nor is one of another number of training images, if there are known to be so many `images` now."""
     path = entry_path(results, recipe)
     if not path.is_file():
         return False
     recipe = filled(recipe)  # as in the ledger; of own images it is not known here what is left to them
-    differing = [key for key in differences(recipe, read_entry(path)["recipe"]) if getattr(recipe, key) is not None]
+    entry = read_entry(path)
+    differing = [key for key in differences(recipe, entry["recipe"]) if getattr(recipe, key) is not None]
     if differing:
         raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")
+    before = entry.get("images", images)  # older entries do not say
+    if images is not None and before != images:
+        raise MspcapsError(
+            f"the data has changed since {path} was written, from {before:,} training images to {images:,}: train with "
+            "--again to replace it, or name the new run otherwise"
+        )
     return True

@@ -40,7 +40,10 @@ class Plan:
                 f"a batch of {batch_size} is larger than the training set of {n} images: choose a batch_size up to {n}"
             )
         if batch_size % world:
-            raise MspcapsError(f"a batch of {batch_size} does not divide among {world} processes")
+            fitting = max(1, round(batch_size / world)) * world
+            raise MspcapsError(
+                f"a batch of {batch_size} does not divide among {world} processes: choose a batch_size of {fitting}"
+            )
         self.n, self.seed, self.rank, self.world = n, seed, rank, world
         self.steps = n // batch_size  # per epoch
         self.batch_size = batch_size

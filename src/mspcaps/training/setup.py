@@ -23,6 +23,7 @@ from mspcaps.training.step import Form, Step, compiler_works
 
 SMALLEST = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
 WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
+STEPS = 8  # of an epoch, at least, where the batch is chosen to fit
 MEASURED = 2000  # own images that mean and deviation are taken from
 
 
@@ -69,7 +70,10 @@ def load_images(
     if not recipe.held_out:
         return train, test
     if not isinstance(train, ImageSet):
-        raise MspcapsError(f"held_out needs a data set that fits into memory, and {recipe.dataset} does not")
+        raise MspcapsError(
+            f"held_out needs a data set that fits into memory, and {recipe.dataset} does not: choose a smaller "
+            "image_size, or keep the pictures to measure on in a test folder"
+        )
     return train.split(recipe.held_out)
 
 
@@ -81,9 +85,18 @@ def load_splits(
     wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
     if not is_picture_folder(recipe.data):
         train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
+        if len(train_set.classes) == 1:
+            raise MspcapsError(
+                f"{recipe.data} has one class, {train_set.classes[0]}, and there is nothing to tell apart"
+            )
         size = wanted or at_least(train_set.size, SMALLEST)
         return train_set.resized(size).to(device), test_set.resized(size)
     train, test = open_folder(path, "train", wanted), open_folder(path, "test", wanted)
+    if len(train.classes) == 1:
+        raise MspcapsError(
+            f"{recipe.data} has one class folder, {train.classes[0]}, and there is nothing to tell apart: name the "
+            "folder whose folders are the classes"
+        )
     size = wanted or at_least(train.size, SMALLEST)
     train = replace(train, size=size)
     test = replace(test, size=size, channels=train.channels)
@@ -111,7 +124,13 @@ def free_bytes(device: torch.device) -> int:
 def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
     """The recipe with what it left to the data set filled in."""
     size = train.size[0] if train.size[0] == train.size[1] else recipe.image_size
-    return replace(filled(recipe), augment=filled(recipe).augment or own_augment(train.size), image_size=size)
+    augment = filled(recipe).augment or own_augment(train.size)
+    if augment.crop >= min(train.size):
+        raise MspcapsError(
+            f"augment.crop is {augment.crop}, which moves images of {train.size[0]} x {train.size[1]} pixels out of "
+            f"sight: choose less than {min(train.size)}"
+        )
+    return replace(filled(recipe), augment=augment, image_size=size)
 
 
 def own_augment(size: tuple[int, int]) -> Augmentation:
@@ -126,6 +145,20 @@ def size_of_own(recipe: Recipe) -> tuple[int, int]:
     if is_picture_folder(recipe.data):
         return at_least(open_folder(Path(recipe.data).expanduser(), "train").size, SMALLEST)
     return at_least(load_dataset(recipe.data, "train").size, SMALLEST)
+
+
+def images_of_own(recipe: Recipe) -> int | None:
+    """How many own images there are now to train on; None of a published set, which does not change, and of none."""
+    path = Path(recipe.data).expanduser()
+    if recipe.data in CATALOG or not path.exists():
+        return None
+    whole = open_folder(path, "train") if is_picture_folder(path) else load_dataset(path, "train")
+    return len(whole) - recipe.held_out
+
+
+def fitting_batch(images: int) -> int:
+    """For own images of which nobody said the batch: the largest power of two that leaves STEPS steps, 2 to 128."""
+    return max(2, min(Recipe.batch_size, 1 << (images // STEPS).bit_length() >> 1))
 
 
 def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:

@@ -22,7 +22,7 @@ from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.ledger import device_name, entry_path, is_in_ledger, read_entry
 from mspcaps.training.recipe import Recipe, checked_fields, filled, load_recipe, override
-from mspcaps.training.setup import SMALLEST
+from mspcaps.training.setup import SMALLEST, images_of_own
 from mspcaps.training.trainer import FindWeights, Listener, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
@@ -59,7 +59,7 @@ def load_sweep(path: Path) -> list[Recipe]:
             raise MspcapsError(f"{path}: every one of the [[runs]] names its recipe")
         base = load_recipe(run.pop("recipe"))
         seeds = run.pop("seeds") if "seeds" in run else [run.pop("seed", base.seed)]
-        if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds) or "seed" in run:
+        if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds) or "seed" in run:
             raise MspcapsError(f"{path}: the seeds of a run are a list of whole numbers, seeds = [0, 1, 2]")
         changes = checked_fields(run, str(path))
         recipes += [override(base, seed=seed, **changes) for seed in seeds]
@@ -110,6 +110,8 @@ def run_sweep(
     deadline = time.monotonic() + budget
     recipes = [recipe for place, recipe in enumerate(recipes) if filled(recipe) not in map(filled, recipes[:place])]
     known = [is_in_ledger(results, recipe) for recipe in recipes]
+    for recipe in (recipe for recipe, there in zip(recipes, known, strict=True) if there):
+        is_in_ledger(results, recipe, images_of_own(recipe))  # refuses what was made of other pictures
     outcomes = [Outcome(recipe, "known") for recipe, there in zip(recipes, known, strict=True) if there]
     waiting = [recipe for recipe, there in zip(recipes, known, strict=True) if not there]
     running: dict[Future[Outcome], float] = {}

@@ -130,10 +130,11 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Result | None:
         """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
         saves a checkpoint and returns None."""
+        ledger.is_in_ledger(self.results, self.recipe)  # a finished run is not overwritten by another one
+        ledger.check_writable(self.results, self.recipe)
         busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
-            ledger.is_in_ledger(self.results, self.recipe)  # a finished run is not overwritten by another one
-            ledger.check_writable(self.results, self.recipe)
+            self.resume()
             self.say(self.about())
             return self.train(deadline)
 
@@ -141,16 +142,16 @@ class Trainer:
         """What is trained on what, in one line: people are to see at once that sizes are not what they thought."""
         train, test, *shape = self.images
         params = sum(p.numel() for p in self.model.parameters())
+        since = f"step {self.steps_done} of epoch {self.epoch + 1}" if self.steps_done else f"epoch {self.epoch}"
         return (
             f"{self.recipe.dataset}: {train:,} training and {test:,} {measured_on(self.recipe.held_out)} images of "
             f"{len(self.classes)} classes, {' x '.join(map(str, shape))}; {self.recipe.model}, {params:,} parameters; "
-            f"{self.recipe.epochs} epochs on {ledger.device_name(self.device)}"
-        )
+            f"{self.recipe.epochs} epochs in batches of {self.recipe.batch_size} on {ledger.device_name(self.device)}"
+        ) + (f"; continues after {since}" if self.epoch or self.steps_done else "")
 
     def train(self, deadline: float) -> Result | None:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
-        self.resume()
         if not self.world.agrees(self.epoch, self.steps_done):
             raise MspcapsError(f"the processes go on from different checkpoints: all must see one {self.folder}")
         if self.form != "eager":
@@ -309,6 +310,7 @@ class Trainer:
             "provenance": facts_line(self.recipe.data),
             "recipe": self.recipe.to_dict(),
             "initial": self.initial,
+            "images": self.plan.n,
             "seed": self.recipe.seed,
             "epochs": self.recipe.epochs,
             "accuracy": {"last": self.history[-1].accuracy, "best": best.accuracy, "best_epoch": best.epoch},
