@@ -9,18 +9,28 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from cli_makers import TINY, draw, trained
 
 import mspcaps
 from mspcaps.cli import COMMANDS
 from mspcaps.cli.progress import clock, counting, per_second
-from mspcaps.cli.training import AugmentChanges, Changes, ScaleChanges, choose_recipe, parse_duration
+from mspcaps.cli.training import (
+    AugmentChanges,
+    Changes,
+    ScaleChanges,
+    choose_recipe,
+    parse_duration,
+    resumable_progress,
+)
 from mspcaps.data import Augmentation
 from mspcaps.files import size_of
 from mspcaps.models.initial import KINDS
-from mspcaps.training import Recipe, list_recipes
+from mspcaps.training import Epoch, Recipe, list_recipes
+from mspcaps.training.distributed import World
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,44 @@ def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     assert "pictures: 10 training and 2 test images of 2 classes, 1 x 32 x 32; mspcaps_t_scale16, " in first.out
     assert say("train", "--data", "pictures", *TINY, "--again").status == 0
     assert weights.stat().st_mtime_ns > written
+
+
+def test_own_pictures_get_a_batch_that_fits(say, place):
+    draw(place / "pictures", count=40)
+    spoken = say("train", "--data", "pictures", "--model", "mspcaps_t_scale16", "--epochs", 1, "--device", "cpu")
+    assert "64 training and 16 test images" in spoken.out and "; 1 epochs in batches of 8 on " in spoken.out
+    assert "custom+batch_size=8+epochs=1-seed0" in spoken.out
+
+
+class Board:
+    """What TensorBoard would get."""
+
+    def __init__(self):
+        self.written, self.rows, self.writer = 0, [], self
+
+    def __call__(self, trainer):
+        self.rows += trainer.history[self.written :]
+        self.written = len(trainer.history)
+
+    def close(self):
+        self.rows.append("closed")
+
+
+@pytest.mark.parametrize(("leads", "rows"), [(True, ["new", "closed"]), (False, [])])
+def test_the_process_that_leads_shows_what_this_sitting_adds(leads, rows, capsys):
+    """Also after Ctrl-C, and after a resume without what was shown before it."""
+    trainer = SimpleNamespace(world=World(rank=int(not leads)), history=["old"], folder=Path("nowhere"))
+    trainer.plan, trainer.recipe, trainer.epoch = SimpleNamespace(steps=1, batch_size=2), Recipe(epochs=9), 1
+    trainer.steps_done, trainer.step = 1, SimpleNamespace(loss_sum=torch.ones(1))
+    board = Board()
+    trainer.history[0] = Epoch(1, 0.1, 0.5, 50.0)
+    with pytest.raises(KeyboardInterrupt), resumable_progress(board) as (listener, _):
+        listener(trainer)
+        trainer.history.append("new")
+        listener(trainer)
+        raise KeyboardInterrupt
+    assert board.rows == rows
+    assert bool(capsys.readouterr().err) == leads
 
 
 def test_one_change_of_the_augmentation_leaves_the_rest(say, place):

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -165,24 +165,32 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
 
 
 @contextmanager
-def resumable_progress(board: Listener | None = None) -> "Iterator[tuple[Listener, threading.Event]]":
+def resumable_progress(board: TensorBoard | None = None) -> "Iterator[tuple[Listener, threading.Event]]":
     """A listener that shows progress, and what Ctrl-C sets: the run then saves its checkpoint and ends, and the user is
-    told how to go on."""
+    told how to go on. Of several processes the one that leads shows and tells."""
     from mspcaps.training import Stopped
 
     seen: dict[str, Trainer] = {}
     try:
-        with training_progress() as bar, interruptible() as stop:
+        with ExitStack() as shown, interruptible() as stop:
+            listeners: list[Listener] = []
 
             def listener(trainer: "Trainer") -> None:
+                if "trainer" not in seen and trainer.world.leads:
+                    listeners.append(shown.enter_context(training_progress()))
+                    if board:
+                        listeners.append(board)
+                        board.written = len(trainer.history)  # by the sittings before this one
+                        shown.callback(lambda: board.writer and board.writer.close())
                 seen["trainer"] = trainer
-                bar(trainer)
-                if board:
-                    board(trainer)
+                for show in listeners:
+                    show(trainer)
 
             yield listener, stop
     except (KeyboardInterrupt, Stopped):
-        print(how_to_resume(seen.get("trainer")), file=sys.stderr)
+        trainer = seen.get("trainer")
+        if trainer is None or trainer.world.leads:
+            print(how_to_resume(trainer), file=sys.stderr)
         raise KeyboardInterrupt from None
 
 
