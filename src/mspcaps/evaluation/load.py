@@ -28,7 +28,7 @@ def load_for(
     if name_or_path is None:
         name_or_path = about.get("recipe", {}).get("data")
         if name_or_path is None:
-            raise MspcapsError("the weights do not say which data they were trained on: name it with --data")
+            raise MspcapsError("the weights do not say which data they were trained on: name a data set with --data")
         if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
             raise MspcapsError(
                 f"the weights were trained on {name_or_path}, which is not here: name its place with --data"
