@@ -110,7 +110,7 @@ def to_nchw(images: np.ndarray, name: str) -> np.ndarray:
 
 def _as_uint8(images: np.ndarray) -> str:
     """How numbers of another type become pixels, as far as their range tells."""
-    if images.dtype.kind not in "bfiu" or not images.size:
+    if images.dtype.kind not in "bfiu" or not images.size or images.min() < 0:
         return ""
     top = images.max()
     if images.dtype.kind in "bf" and top <= 1:
