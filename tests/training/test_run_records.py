@@ -1,0 +1,82 @@
+"""What a run writes down is what happened: losses, best weights, time, also when it was interrupted."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_trainer import CPU, equal_files, recipe_for
+
+from mspcaps.capsules import margin_loss
+from mspcaps.data import Augmentation, load_dataset
+from mspcaps.errors import MspcapsError
+from mspcaps.training import Recipe, Trainer, setup, train
+from mspcaps.training.checkpoint import CHECKPOINT, load_checkpoint, read_checkpoint, save_checkpoint
+
+
+def quick(data: Path, **changes: object) -> Recipe:
+    return recipe_for(data, **{"model": "mspcaps_t_scale16", "batch_size": 48} | changes)
+
+
+def test_the_loss_of_an_epoch_is_the_mean_of_its_batches(tiny_npz: Path, tmp_path: Path) -> None:
+    """At rate zero the weights stay, so that every batch can be worked out again."""
+    recipe = quick(tiny_npz, batch_size=32, epochs=1, lr=0.0, min_lr=0.0, weight_decay=0.0, augment=Augmentation())
+    trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
+    trainer.plan.begin(0)
+    order, data = trainer.plan.order.clone(), load_dataset(str(tiny_npz), "train")
+    assert sorted(order.flatten().tolist()) == list(range(96))
+    with torch.no_grad():
+        by_hand = [margin_loss(trainer.model(data.images[i].float() / 255), data.labels[i]).item() for i in order]
+    result = trainer.run()
+    assert result is not None and result.history[0].loss == pytest.approx(sum(by_hand) / 3, rel=1e-5)
+    assert result.entry["curve"]["loss"] == pytest.approx([sum(by_hand) / 3], rel=1e-5)
+
+
+@pytest.mark.parametrize("stored", [{"a": torch.ones(3)}, {"a": torch.ones(1)}, {"b": torch.ones(2, 3)}, {}])
+def test_a_checkpoint_with_other_tensors_is_refused(stored: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Also one whose shape could be stretched to the model's."""
+    own = {"a": torch.zeros(2, 3)}
+    save_checkpoint(path := tmp_path / CHECKPOINT, stored, {"epoch": 1})
+    with pytest.raises(MspcapsError) as refusal:
+        load_checkpoint(path, own)
+    assert str(refusal.value) == f"{path} belongs to another model; remove it to start the run anew"
+    assert not own["a"].any(), "nothing was taken over"
+
+
+def test_of_equally_good_epochs_the_first_is_kept(tiny_npz: Path, tmp_path: Path) -> None:
+    after: list[dict[str, torch.Tensor]] = []
+
+    def listener(trainer: Trainer) -> None:
+        if trainer.steps_done == 0:
+            after.append({name: tensor.clone() for name, tensor in trainer.weights().items()})
+
+    trainer = Trainer(quick(tiny_npz, epochs=4), CPU, out=tmp_path, results=tmp_path, listener=listener)
+    trainer.evaluator.accuracy = iter([50.0, 75.0, 75.0, 70.0]).__next__  # type: ignore[method-assign]
+    result = trainer.run()
+    assert result is not None and result.entry["accuracy"] == {"last": 70.0, "best": 75.0, "best_epoch": 2}
+    best = load_file(result.folder / "best.safetensors")
+    equal = [all(torch.equal(best[name], weights[name]) for name in best) for weights in after]
+    assert equal == [False, True, False, False]
+
+
+def test_the_time_of_earlier_sittings_counts(tiny_npz: Path, tmp_path: Path) -> None:
+    recipe = quick(tiny_npz, epochs=2)
+    assert (trainer := Trainer(recipe, CPU, out=tmp_path, results=tmp_path)).run(deadline=0.0) is None
+    progress, tensors = read_checkpoint(path := trainer.folder / CHECKPOINT)
+    assert 0 < progress["seconds"] < 100
+    save_checkpoint(path, tensors, progress | {"seconds": 1000.0})
+    seconds = train(recipe, "cpu", out=tmp_path, results=tmp_path).entry["seconds"]
+    assert 1000 < seconds["train"] < 1100 and seconds["per_epoch"] == pytest.approx(seconds["train"] / 2, abs=0.01)
+
+
+def test_a_run_in_bf16_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working copies of the weights are not in the checkpoint: they are made anew from the masters."""
+    for module in (setup, sys.modules["mspcaps.training.trainer"]):
+        monkeypatch.setattr(module, "working_precision", lambda device: torch.bfloat16)
+    recipe = quick(tiny_npz, epochs=2, warmup_epochs=0)
+    whole = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
+    assert Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b").run(deadline=0.0) is None
+    resumed = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert resumed.entry["precision"] == "bf16" and resumed.entry["curve"] == whole.entry["curve"]
+    assert equal_files(whole.folder / "last.safetensors", resumed.folder / "last.safetensors")
