@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from training_makers import bars
 
 import mspcaps
-from mspcaps.data import Augmentation, ImageSet, load_dataset
+from mspcaps.data import Augmentation, FolderImages, ImageSet, load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.training import Recipe, Trainer, ledger, override, train
 from mspcaps.training.plan import Plan, StreamingPlan
@@ -81,6 +81,15 @@ def test_streaming_equals_resident_images_when_balanced(
     plain = train(recipe_for(skewed), "cpu", out=tmp_path / "c", results=tmp_path / "c")
     c = load_file(plain.folder / "last.safetensors")
     assert not all(torch.equal(a[name], c[name]) for name in a)
+
+
+@pytest.mark.parametrize(("halves", "kept"), [(3, FolderImages), (4, ImageSet)])
+def test_training_and_test_pictures_must_fit_into_half_the_memory(
+    halves: int, kept: type, skewed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """53 pictures to train on and 53 to test on, 3 x 16 x 16 bytes each: a memory of three such sets is too small."""
+    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: halves * 53 * 3 * 16 * 16)
+    assert [type(images) for images in load_images(recipe_for(skewed), CPU)] == [kept, kept]
 
 
 def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model
 from mspcaps.models.pretrained import load_model
+from mspcaps.models.summary import summarize
 from mspcaps.training import Recipe, Trainer, evaluator, ledger, setup, sweep, train
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.distributed import World
@@ -30,7 +32,7 @@ from mspcaps.training.plan import StreamingPlan
 from mspcaps.training.recipe import filled
 from mspcaps.training.setup import default_form, load_images
 from mspcaps.training.step import Form, compiler_works
-from mspcaps.training.sweep import expected_seconds, run_sweep
+from mspcaps.training.sweep import expected_seconds, run_sweep, share_of_device
 
 CPU = torch.device("cpu")
 
@@ -388,6 +390,39 @@ def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
         assert all(torch.equal(alone[name], together[name]) for name in alone)
         entries = [ledger.read_entry(ledger.entry_path(tmp_path / f, run)) for f in ("alone", "together")]
         assert [entry["seconds"]["side_by_side"] for entry in entries] == [1, 4]
+
+
+def test_no_more_runs_at_once_than_the_device_has_room_for(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "share_of_device", lambda model, device: 0.5)
+    under_way: set[int] = set()
+    most: list[int] = []
+    two = threading.Barrier(2, timeout=60)
+
+    def listener(trainer: Trainer) -> None:
+        if trainer.epoch == 0 and trainer.steps_done == 1:
+            under_way.add(trainer.recipe.seed)
+            two.wait()  # so two do run at once
+            time.sleep(0.2)  # long enough for a third one to come, were it let in
+            most.append(len(under_way))
+        elif trainer.epoch == 1:
+            under_way.discard(trainer.recipe.seed)
+
+    runs = [recipe_for(tiny_npz, epochs=1, batch_size=48, model="mspcaps_t_scale16", seed=seed) for seed in range(4)]
+    done = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=lambda line: None, listener=listener)
+    assert [outcome.state for outcome in done] == ["done"] * 4
+    assert max(most) == 2, "each takes half of the device"
+
+
+def test_what_share_of_a_gpu_a_run_takes() -> None:
+    """Four T fill it. Multiply-adds grow with the pixels: at 48 x 48 there are 2.25 times those at 32 x 32."""
+    gpu, tiny = torch.device("cuda"), Recipe(model="mspcaps_t", data="cifar10")
+    assert share_of_device(tiny, gpu) == share_of_device(replace(tiny, model="mspcaps_t_scale32"), gpu) == 0.25
+    assert share_of_device(replace(tiny, image_size=96), gpu) == 1
+    macs = summarize("mspcaps_t", img_size=32).macs
+    assert share_of_device(replace(tiny, image_size=48), gpu) == pytest.approx(2.25 * macs / 160e6, rel=0.01)
+    assert share_of_device(tiny, CPU) == 1
 
 
 def test_a_run_stopped_within_an_epoch_has_the_curve_of_one_that_was_not(tiny_npz: Path, tmp_path: Path) -> None:
