@@ -47,13 +47,13 @@ def test_folder_with_its_own_split(root: Path) -> None:
 
 
 def test_folder_without_split_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
-    for name, count in (("a", 10), ("b", 7), ("c", 1)):
+    for name, count in (("a", 10), ("b", 7), ("c", 1), ("d", 8)):
         for n in range(count):
             _save(tmp_path / "set" / name / "deep" / f"{n}.png", n, mode="L")
     train, test = open_folder(tmp_path / "set", "train"), open_folder(tmp_path / "set", "test")
     assert train.channels == 1 and train.size == (6, 8)
-    assert [train.labels.count(k) for k in range(3)] == [8, 6, 1]
-    assert [test.labels.count(k) for k in range(3)] == [2, 1, 0]
+    assert [train.labels.count(k) for k in range(4)] == [8, 6, 1, 6]
+    assert [test.labels.count(k) for k in range(4)] == [2, 1, 0, 2], "as near to a fifth as can be"
     assert not set(train.paths) & set(test.paths)
     (tmp_path / "set").rename(tmp_path / "moved")
     moved = open_folder(tmp_path / "moved", "test")
@@ -85,6 +85,13 @@ def test_sizes_are_inferred(tmp_path: Path) -> None:
     assert open_folder(tmp_path / "mixed", "all").size == (40, 40)  # median of 30 and 50, one of the three is held out
     _save(tmp_path / "large" / "a" / "0.png", 0, (1000, 700))
     assert open_folder(tmp_path / "large", "all").size == (64, 64)
+
+
+def test_both_splits_have_the_form_of_the_training_pictures(tmp_path: Path) -> None:
+    _save(tmp_path / "train" / "a" / "0.png", (1, 2, 3), (10, 20))
+    _save(tmp_path / "test" / "a" / "0.png", 7, (30, 30), mode="L")
+    test = load_dataset(tmp_path, "test")
+    assert test.images.shape == (1, 3, 20, 10) and test.images.unique().tolist() == [7]
 
 
 def test_modes(tmp_path: Path) -> None:

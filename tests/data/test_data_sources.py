@@ -294,6 +294,10 @@ def test_archives_cut_off_or_too_large(tmp_path: Path) -> None:
     (tmp_path / "x.tgz").write_bytes(content)
     with pytest.raises(MspcapsError, match="more than 4000 bytes"):
         unpack_tar(tmp_path / "x.tgz", tmp_path / "out", limit=4000)
+    (tmp_path / "two.tgz").write_bytes(tar({"a": bytes(2500), "b": bytes(2500)}))
+    with pytest.raises(MspcapsError, match="more than 4000 bytes"):  # together
+        unpack_tar(tmp_path / "two.tgz", tmp_path / "two", limit=4000)
+    assert not (tmp_path / "two" / "b").exists()
     package = ar({"debian-binary": b"2.0\n", "data.tar.gz": content})
     for bad in (package[:200], b"hello", ar({"debian-binary": b"2.0\n"}), package.replace(b"`\n", b"xx"), b""):
         (tmp_path / "x.deb").write_bytes(bad)

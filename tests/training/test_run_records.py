@@ -62,7 +62,8 @@ def test_of_equally_good_epochs_the_first_is_kept(tiny_npz: Path, tmp_path: Path
 
 def test_the_time_of_earlier_sittings_counts(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = quick(tiny_npz, epochs=2)
-    assert (trainer := Trainer(recipe, CPU, out=tmp_path, results=tmp_path)).run(deadline=0.0) is None
+    trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
+    assert trainer.run(deadline=0.0) is None
     progress, tensors = read_checkpoint(path := trainer.folder / CHECKPOINT)
     assert 0 < progress["seconds"] < 100
     save_checkpoint(path, tensors, progress | {"seconds": 1000.0})
