@@ -83,6 +83,15 @@ def test_calibration_error():
     assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
 
 
+def test_a_confidence_on_the_edge_of_two_bins_belongs_to_the_lower_one():
+    """Of four bins 0.5 is in the second with 0.3, whose gaps cancel in part; 0 is in the first, 1 in the last."""
+    right = torch.tensor([False, True])
+    assert calibration_error(torch.tensor([0.5, 0.3]), right, bins=4) == pytest.approx((0.7 - 0.5) / 2)
+    assert calibration_error(torch.tensor([0.5, 0.6]), right, bins=4) == pytest.approx((0.5 + 0.4) / 2)
+    assert calibration_error(torch.tensor([0.0, 0.1]), right, bins=4) == pytest.approx(0.9 / 2)
+    assert calibration_error(torch.tensor([1.0, 0.9]), right, bins=4) == pytest.approx((1 - 0.1) / 2)
+
+
 def test_what_does_not_fit_is_refused(model, data):
     with pytest.raises(MspcapsError, match="takes images of 1 x 16 x 16"):
         evaluate(model, data.resized((32, 32)))

@@ -158,6 +158,15 @@ def test_any_task_that_leaves_a_capsule_works(name, batch, height, width, in_cha
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize(("size", "kept"), [(32, (32, 8, 2)), (16, (8, 2, 1)), (13, (4, 1, 1))])
+def test_dynamic_routing_halves_the_capsules_of_each_scale_and_leaves_one(size, kept):
+    """Patches of four on maps of 1, 1/2 and 1/4: at 13 pixels 3 x 3, 1 x 1 and 1 x 1 capsules."""
+    model = create_model("mspcaps_t_dr", img_size=size).eval()
+    with torch.no_grad():
+        primary = model.forward_primary(torch.rand(2, 3, size, size))
+        assert tuple(routing(u).shape[1] for routing, u in zip(model.routing, primary, strict=False)) == kept
+
+
 @pytest.mark.parametrize("name", LEAST)
 @pytest.mark.parametrize("size", [(0, 0), (1, 1), (3, 40), (40, 2), (-4, 8), "one too few"])
 def test_impossible_sizes_are_refused_with_the_nearest_that_works(name, size):

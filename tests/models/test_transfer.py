@@ -135,6 +135,16 @@ def test_shipped_weights_in_half_precision(tmp_path):
     )
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_weight_that_is_not_a_number_is_refused(value, tmp_path):
+    model = create_model("mspcaps_t_scale16", img_size=16)
+    model.normalize.mean[1] = value
+    save_weights(path := tmp_path / "w.safetensors", model)
+    with pytest.raises(MspcapsError) as refusal:
+        load_model(path)
+    assert str(refusal.value) == f"{path} holds weights that are not finite numbers"
+
+
 def test_refusals_in_one_sentence(tmp_path):
     written(tmp_path / "w", "mspcaps_t_scale16")
     with pytest.raises(MspcapsError, match="the file holds weights of mspcaps_t_scale16, which mspcaps_t cannot begin"):
