@@ -8,7 +8,7 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.evaluation import Evaluation
-from mspcaps.report.page import Page, choose_right, choose_wrong, confusion, render
+from mspcaps.report.page import Page, card, choose_right, choose_wrong, confusion, render
 from mspcaps.report.quickstart import SHIPPED, quickstart, shipped
 from mspcaps.report.svg import confusion_chart, log_ticks, nice_ticks, smoothed
 from mspcaps.training import Epoch, Recipe
@@ -86,6 +86,25 @@ def test_a_faultless_model_has_no_wrong_examples():
 def test_which_examples_are_shown():
     assert choose_right(evaluation()) == [0, 2, 3]
     assert choose_wrong(evaluation()) == [4]
+
+
+def test_the_example_of_a_class_is_neither_the_easiest_nor_the_hardest():
+    """The first capsule has 0.9, 0.6 and 0.7 of all length; the last image is named wrongly."""
+    scores = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    found = Evaluation(
+        75.0, 4, 0.1, 70.0, 1.0, torch.tensor([[3, 1], [0, 0]]), scores, torch.zeros(4).long(), ("a", "b")
+    )
+    assert choose_right(found) == [2]
+
+
+def test_the_true_class_is_shown_however_short_its_capsule():
+    scores, names = torch.tensor([[0.8, 0.7, 0.6, 0.5, 0.4, 0.13]]), tuple("abcdef")
+    found = Evaluation(0.0, 1, 0.1, 70.0, 1.0, torch.eye(6).long(), scores, torch.tensor([5]), names)
+    html = card(Page(**{**vars(page()), "evaluation": found}), 0)
+    rows = re.findall(r"<dt([^>]*)>(\w)</dt>.*?<dd>([\d.]+)</dd>", html)
+    true, false = ' class="true"', ' class="false"'
+    assert rows == [(false, "a", "0.80"), ("", "b", "0.70"), ("", "c", "0.60"), (true, "f", "0.13")]
+    assert "<h3>f<span>taken for a</span></h3>" in html
 
 
 def test_charts():

@@ -21,7 +21,7 @@ from mspcaps.report.missed import missed
 from mspcaps.report.results import ablation_files, quoted, read_report, write_report
 from mspcaps.report.runs import Spread, read_ledger
 from mspcaps.report.speed import read_benchmarks, render_speed
-from mspcaps.report.tables import NOT_TRAINED, signed
+from mspcaps.report.tables import NOT_TRAINED, binomial, signed
 
 ROOT = Path(__file__).parents[2]
 T = "paper/cifar10/mspcaps_t"
@@ -57,6 +57,42 @@ def test_figures(ledger):
     assert parameters == "344,320"
     assert training == "110 s, a GPU"
     assert command == f"mspcaps train {T}"
+
+
+@pytest.mark.parametrize(
+    ("best", "colour"),
+    [
+        ([88.9, 88.7, 88.8], ""),  # +0.09 with a deviation of 0.10
+        ([88.2, 89.2, 88.1], ""),  # −0.21 with 0.61
+        ([89.0, 89.0, 89.1], " good"),  # +0.32 with 0.06
+        ([88.0, 88.1, 88.0], " bad"),  # −0.68 with 0.06
+        ([95.0], ""),  # nothing tells how far it would vary
+    ],
+)
+def test_only_a_difference_beyond_the_spread_gets_a_colour(best, colour, tmp_path):
+    for seed, accuracy in enumerate(best):
+        enter(tmp_path, entry(T, [80.0, accuracy], seed))
+    assert results_page.verdict(row(read_report(tmp_path), 2, "CIFAR-10")) == colour
+
+
+def test_the_time_of_a_run_beside_others_does_not_count_if_one_was_alone(tmp_path):
+    beside = {"train": 400.0, "per_epoch": 1.3, "side_by_side": 4}
+    for seed in (0, 1):
+        enter(tmp_path, entry(T, [80.0], seed, seconds={**beside, "train": 400.0 + 100 * seed}))
+    assert row(read_report(tmp_path), 2, "CIFAR-10").cells[5] == "450 s, a GPU, shared"
+    enter(tmp_path, entry(T, [80.0], 2))  # 120 s
+    assert row(read_report(tmp_path), 2, "CIFAR-10").cells[5] == "120 s, a GPU"
+
+
+def test_the_standard_error_is_that_of_the_lowest_accuracy(ledger):
+    """T has 88.4 and L 95: the root of 88.4 x 11.6 is 32.0, that of 95 x 5 only 21.8, and 10,000 images divide by 100.
+
+    Where nothing is trained yet it is that of the paper's lower figure, 99.69 on MNIST: 5.56 / 100.
+    """
+    enter(ledger, entry("paper/cifar10/mspcaps_l", [80.0, 95.0]))
+    said = binomial(read_report(ledger))
+    assert "CIFAR-10 with its 10,000 images ±0.32 points at 88.4 %" in said
+    assert "for MNIST with its 10,000 images ±0.06 points at 99.7 %" in said
 
 
 def test_one_run_has_no_deviation(ledger):
@@ -245,6 +281,12 @@ def test_charts():
     assert [tick_words(tick) for tick in (1, 0.003, 1e-4, 3e-12)] == ["1", "0.003", "10⁻⁴", "3·10⁻¹²"]
 
 
+def test_the_first_epochs_do_not_stretch_the_picture_of_the_accuracy():
+    """Eight in a hundred: of 50 epochs the first four. The rest, 74.5 to 86.5, is shown between 70 and 90."""
+    chart = accuracy_chart([[10.0] * 4 + [74.5] + [86.5] * 45], "x")
+    assert re.findall(r'text-anchor="end">([\d.]+)<', chart) == ["70", "75", "80", "85", "90"]
+
+
 def test_command(ledger, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report"]) == 0
@@ -341,6 +383,9 @@ def test_a_missed_figure_tells_what_was_tried(ledger):
         enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.5], seed))
     one, _ = missed(read_report(ledger))
     assert "best epochs is 99.50, the paper has 99.69. That is 0.19 points or 19 of 10,000 images" in one.sentence
+    assert one.sentence.endswith("on that many is 0.06 points."), (
+        "of 99.69: the root of 99.69 x 0.31 is 5.56, of 10,000 100"
+    )
     assert (one.trials, one.found) == ((), "Nothing else has been tried yet.")
     trials = {"": {}, "+initial_scale=votes2.0": {"votes": 2.0}, "+initial_scale=votes4.0": {"votes": 4.0}}
     for (suffix, scale), centre in zip(trials.items(), (99.0, 99.3, 98.9), strict=True):
