@@ -10,6 +10,7 @@ import time
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from cli_makers import TINY, draw, trained
 
 import mspcaps
 from mspcaps.cli import COMMANDS
-from mspcaps.cli.progress import clock, counting, per_second
+from mspcaps.cli.progress import Meter, TensorBoard, clock, counting, per_second
 from mspcaps.cli.training import (
     AugmentChanges,
     Changes,
@@ -50,6 +51,12 @@ def test_every_field_of_the_recipe_can_be_changed():
     assert {f.name for f in fields(ScaleChanges)} == set(KINDS)
     scaled = choose_recipe("paper/cifar10/mspcaps_t", Changes(initial_scale=ScaleChanges(votes=2.0)))
     assert (scaled.initial_scale, scaled.name) == ({"votes": 2.0}, "paper+initial_scale=votes2.0")
+
+
+def test_one_initial_scale_of_the_command_line_leaves_the_others(place):
+    (place / "own.toml").write_text("[initial_scale]\npositions = 2.0\nvotes = 5.0\n")
+    scaled = choose_recipe("own.toml", Changes(initial_scale=ScaleChanges(votes=3.0)))
+    assert scaled.initial_scale == {"positions": 2.0, "votes": 3.0}
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, "data list", "data get", "data verify"])
@@ -181,6 +188,42 @@ def test_long_counting_without_a_terminal_tells_now_and_then(capsys, monkeypatch
         for done in (1, 2, 3):
             progress("evaluating", done, 3)
     assert capsys.readouterr().err == "evaluating: 2 of 3\n"
+
+
+def at(epoch: int, steps_done: int, loss_sum: float = 0.0, history: tuple[Epoch, ...] = ()) -> Any:
+    """A run of three epochs of ten steps with batches of 32 that stands there."""
+    plan, step = SimpleNamespace(steps=10, batch_size=32), SimpleNamespace(loss_sum=torch.tensor(loss_sum))
+    recipe = Recipe(epochs=3, batch_size=32)
+    return SimpleNamespace(
+        recipe=recipe, plan=plan, step=step, epoch=epoch, steps_done=steps_done, history=list(history)
+    )
+
+
+def test_rate_and_time_left(monkeypatch):
+    """8 steps in 4 seconds are 64 images/s, and 22 of 30 are left; then 12 in 36, 10.7 images/s, with 10 left."""
+    moments = iter([100.0, 104.0, 140.0])
+    monkeypatch.setattr("mspcaps.cli.progress.time.monotonic", lambda: next(moments))
+    meter = Meter()
+    meter.read(at(0, 0))
+    assert str(meter.read(at(0, 8, 4.0))) == "epoch 1/3   27 %  64 images/s  0:11 left  loss 0.5000"
+    rows = (Epoch(1, 0.1, 0.75, 40.0), Epoch(2, 0.1, 0.25, 60.0))
+    later = meter.read(at(2, 0, history=rows))  # the rate is that of the last half minute, not of all time
+    assert str(later) == "epoch 2/3   67 %  11 images/s  0:30 left  loss 0.2500  accuracy 60.00 %"
+    assert (later.rate, later.left) == pytest.approx((32 * 12 / 36, 10 * 36 / 12))
+
+
+def test_tensorboard_gets_one_row_per_epoch(place):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    board, rows = TensorBoard(place / "logs"), [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
+    for epoch, steps_done in ((0, 5), (1, 0), (1, 5), (2, 0), (2, 5), (3, 0)):
+        board(at(epoch, steps_done, history=tuple(rows[:epoch])))
+    (path,) = (place / "logs").rglob("events*")
+    events = [(event.step, value) for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
+    for name, expected in (("loss", [1, 1 / 2, 1 / 3]), ("lr", [0.5, 0.25, 0.125]), ("accuracy", [10, 20, 30])):
+        written = [(step, value.tensor.float_val[0]) for step, value in events if value.tag == name]
+        assert [step for step, _ in written] == [1, 2, 3]
+        assert [value for _, value in written] == pytest.approx(expected)
 
 
 def test_sweep(say, place):

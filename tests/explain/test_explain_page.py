@@ -133,13 +133,24 @@ def test_a_long_name_of_a_picture_is_shortened_and_still_its_own():
     assert len(names) == 2 and all(len(name) < 200 for name in names)
 
 
+def painted(heat, top):
+    """The pixels [h, w, 4] that are laid over the image."""
+    drawing = heat_drawing(heat, top, "x")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", drawing)[1]))))
+
+
 def test_nothing_does_not_look_like_much():
-    faint, strong = (heat_drawing(torch.full((8, 8), value), value, "x") for value in (1e-9, 1.0))
-    alphas = []
-    for drawing in (faint, strong):
-        png = base64.b64decode(re.search(r"base64,([^\"]+)", drawing)[1])
-        alphas.append(np.asarray(Image.open(io.BytesIO(png)))[..., 3].max())
-    assert alphas[0] == 0 and alphas[1] > 200
+    faint, strong = (painted(torch.full((8, 8), value), value)[..., 3].max() for value in (1e-9, 1.0))
+    assert faint == 0 and strong > 200
+
+
+def test_green_speaks_for_the_class_and_red_against_it():
+    (speaks_for, against, nothing), *_ = painted(torch.tensor([[1.0, -0.5, 0.0]]), 1.0).astype(int)
+    red, green, _, ink = speaks_for
+    assert green > 2 * red and ink > 200
+    red, green, _, less_ink = against
+    assert red > 2 * green and 0 < less_ink < ink
+    assert nothing[3] == 0
 
 
 def test_words_for_the_distance():

@@ -12,7 +12,18 @@ from torch import Tensor
 import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.explain.faithfulness import METHODS, Setting, area, cell_sums, curve, measure, ranks, write_result
+from mspcaps.explain.faithfulness import (
+    METHODS,
+    Setting,
+    area,
+    cell_sums,
+    curve,
+    maps_of,
+    measure,
+    ranks,
+    summary,
+    write_result,
+)
 from mspcaps.explain.named import drops, named_mask, named_patches, random_inside, random_mask
 from mspcaps.explain.tables import BEGIN, EMPTY, END, block, with_block
 
@@ -91,6 +102,33 @@ def test_measuring_is_repeatable_and_whole():
         assert setting["methods"]["random"]["deletion"]["less_random"] == [0, 0]
     with pytest.raises(MspcapsError, match="at least two images"):
         measure(model, data.subset(slice(0, 1)), settings)
+
+
+def test_better_than_random_is_lower_in_deletion_and_higher_in_insertion():
+    """Two images whose curves are flat, so that an area is a height: random orders have 0.5, on average of three."""
+    heights = {"part_whole": [0.2, 0.2], "gradient": [0.8, 0.8], "input_gradient": [0.2, 0.6]}
+    store = {}
+    for way in ("deletion", "insertion"):
+        for name in METHODS:
+            store[name, way] = [torch.tensor(heights.get(name, [0.5, 0.5]))[:, None].expand(2, 5)]
+        store["random", way] = [torch.full((2, 5), height) for height in (0.4, 0.5, 0.6)]
+    methods = summary(Setting(4, "mean", 1), store, (8, 8))["methods"]
+    shares = {name: [methods[name][way]["better_than_random"] for way in ("deletion", "insertion")] for name in heights}
+    assert shares == {"part_whole": [100, 0], "gradient": [0, 100], "input_gradient": [50, 50]}
+    mixed = methods["input_gradient"]["deletion"]
+    assert mixed["auc"] == [0.4, 0.2], "0.2 and 0.6: a deviation of 0.4 / √2, which √2 divides"
+    assert mixed["less_random"] == [-0.1, 0.2] and mixed["less_gradient"] == [-0.4, 0.2]
+
+
+def test_the_map_of_another_image_is_one():
+    model, data = tiny()
+    found = mspcaps.explain(model, data.images.float() / 255)
+    maps = maps_of(model, found, found.ranking[:, 0])
+    for name in ("part_whole", "gradient"):
+        own, other = maps[name], maps[f"{name}_other"]
+        whose = [[j for j in range(5) if torch.equal(other[i], own[j])] for i in range(5)]
+        assert sorted(whose) == [[0], [1], [2], [3], [4]], "each is used once"
+        assert all(owner != [i] for i, owner in enumerate(whose)), "and never for itself"
 
 
 @torch.no_grad()
