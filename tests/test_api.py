@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 
 import mspcaps
+from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models.pretrained import load_model, save_weights
 from mspcaps.training import Recipe
@@ -35,16 +37,27 @@ def test_half_precision_costs_little() -> None:
 @pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        (torch.rand(2, 3, 64, 16), r"takes batches of 3 x 32 x 32 \(channels, height, width\), not 2 x 3 x 64 x 16"),
-        (torch.rand(2, 1, 32, 32), "not 2 x 1 x 32 x 32"),
+        (torch.rand(2, 1, 32, 32), r"takes batches of 3 x \w+ x \w+ \(channels, height, width\), not 2 x 1 x 32 x 32"),
         (torch.rand(3, 32, 32), "not 3 x 32 x 32"),
         (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "not torch.uint8: divide bytes by 255"),
+        (np.zeros((2, 3, 32, 32), np.float32), "must be a tensor, not ndarray"),
     ],
 )
-def test_images_that_the_model_was_not_made_for(x: torch.Tensor, sentence: str) -> None:
-    for name in ("mspcaps_t", "mspcaps_t_linear"):
+@pytest.mark.parametrize("name", mspcaps.list_models())
+def test_images_that_the_model_was_not_made_for(name: str, x: torch.Tensor, sentence: str) -> None:
+    with torch.device("meta"):  # nothing is computed
+        model = mspcaps.create_model(name)
+    for mode in (True, False):
         with pytest.raises(MspcapsError, match=sentence):
-            mspcaps.create_model(name)(x)
+            model.train(mode)(x)
+
+
+@pytest.mark.parametrize("name", mspcaps.list_models("mspcaps*"))
+def test_images_of_a_size_that_the_model_was_not_made_for(name: str) -> None:
+    with torch.device("meta"):
+        model = mspcaps.create_model(name)
+    with pytest.raises(MspcapsError, match=r"takes batches of 3 x 32 x 32 .*, not 2 x 3 x 64 x 16"):
+        model(torch.rand(2, 3, 64, 16))
 
 
 def test_what_was_compiled_or_wrapped_is_the_model(tmp_path: Path) -> None:
@@ -76,11 +89,78 @@ def test_weights_begin_another_task() -> None:
         ({"img_size": 32.5}, "img_size is 32.5"),
         ({"mean": 0.5}, "mean and std are lists of numbers"),
         ({"std": [1.0, float("nan"), 1.0]}, "mean and std must be finite"),
+        ({"num_class": 5}, "create_model has no option 'num_class': did you mean 'num_classes'?"),
     ],
 )
 def test_sizes_of_the_wrong_kind(task: dict, sentence: str) -> None:
-    with pytest.raises(MspcapsError, match=sentence):
-        mspcaps.create_model("mspcaps_t", **task)
+    for pretrained in (None, "cifar10"):
+        with pytest.raises(MspcapsError, match=sentence):
+            mspcaps.create_model("mspcaps_t", pretrained=pretrained, **task)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    trained, sizes = shipped(), {"img_size": np.int64(32), "num_classes": np.int64(10)}
+    mean, std = (np.array(trained.config[key]) for key in ("mean", "std"))
+    same = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", mean=mean, std=std, **sizes)
+    assert same.config == trained.config and same.about == trained.about
+    other = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", mean=mean + 0.1)
+    assert other.config["mean"] == pytest.approx(mean + 0.1) and not other.about.get("recipe")
+    assert mspcaps.load_dataset("fashionmnist_sample", "test", np.int64(16)).size == (16, 16)
+    for size in (32.5, "32", (32, 0), (1, 2, 3)):
+        with pytest.raises(MspcapsError, match="one or two positive whole numbers of pixels, not "):
+            mspcaps.load_dataset("fashionmnist_sample", "test", size)
+
+
+def test_train_refuses_options_that_nobody_has() -> None:
+    with pytest.raises(MspcapsError, match="train has no option 'epoch': did you mean 'epochs'"):
+        mspcaps.train("quickstart", epoch=1)
+
+
+def test_the_name_or_file_of_weights_stands_for_the_model(tmp_path: Path) -> None:
+    name = "mspcaps_t.fashionmnist"
+    assert mspcaps.evaluate(name, SAMPLE).accuracy == mspcaps.evaluate(shipped(), SAMPLE).accuracy
+    assert mspcaps.explain(name, SAMPLE.images[:1] / 255).classes == SAMPLE.classes
+    Image.fromarray(SAMPLE.images[0, 0].numpy()).save(tmp_path / "x.png")
+    file = mspcaps.save_pretrained(shipped(), tmp_path / "model") / "model.safetensors"
+    assert mspcaps.predict(file, tmp_path / "x.png") == mspcaps.predict(shipped(), tmp_path / "x.png")
+    for ask in (mspcaps.predict, mspcaps.evaluate, mspcaps.explain):
+        with pytest.raises(MspcapsError, match=r"did you mean mspcaps_t\.fashionmnist"):
+            ask("mspcaps_t.fashionmnis", SAMPLE)
+        with pytest.raises(MspcapsError, match="the name of shipped weights is asked for, not None"):
+            ask(None, SAMPLE)
+
+
+def test_a_module_that_does_not_know_its_sizes() -> None:
+    for ask in (lambda model: mspcaps.evaluate(model, "fashionmnist_sample"), lambda model: mspcaps.predict(model, [])):
+        with pytest.raises(MspcapsError, match="a Flatten does not say which images it takes"):
+            ask(torch.nn.Flatten())
+
+
+def test_what_a_model_is_about(tmp_path: Path) -> None:
+    model = mspcaps.create_model("mspcaps_t", in_chans=1)
+    model.about = {"classes": ["a", "b"]}
+    for use in (
+        lambda: mspcaps.predict(model, []),
+        lambda: mspcaps.evaluate(model, SAMPLE),
+        lambda: mspcaps.save_pretrained(model, tmp_path),
+    ):
+        with pytest.raises(MspcapsError, match=r"model\.about names 2 classes, but the model has 10"):
+            use()
+    model.about = {"model": "mine"}
+    with pytest.raises(MspcapsError, match="cannot be called 'model'"):
+        mspcaps.save_pretrained(model, tmp_path)
+    model.about = {"weights": SAMPLE.labels}
+    with pytest.raises(MspcapsError, match=r"must be text, numbers, lists and tables: .*Tensor"):
+        mspcaps.save_pretrained(model, tmp_path)
+    model.about = {"path": "here", "tensors": 3}
+    assert mspcaps.from_pretrained(mspcaps.save_pretrained(model, tmp_path)).about == model.about
+
+
+def test_a_set_of_images_shows_itself_in_one_line_and_wants_tensors() -> None:
+    assert repr(SAMPLE) == "ImageSet(fashionmnist_sample: 64 images of 1 x 32 x 32, 10 classes)"
+    for images, labels in ((SAMPLE.images.numpy(), SAMPLE.labels), (SAMPLE.images, SAMPLE.labels.numpy())):
+        with pytest.raises(MspcapsError, match="mine: images and labels must be tensors, not ndarray"):
+            ImageSet(images, labels, SAMPLE.classes, "mine")
 
 
 def test_evaluate_takes_names_and_refuses_the_rest() -> None:

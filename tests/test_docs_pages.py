@@ -85,5 +85,11 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
         t.shape for t in names["primary"] + names["maps"]
     ]
     assert [str(list(shape)) for shape in shapes] == re.findall(r"\[8, [\d, ]+\]", text)
+    assert names["block"].couplings.shape == (4, 8, 10) and torch.allclose(
+        names["block"].couplings.sum(0), torch.ones(8, 10)
+    )
+    trained = [name for name, parameter in names["head"].named_parameters() if parameter.requires_grad]
+    assert trained == ["routing.1.w2"] and names["head"].routing[1].w2.shape[2] == 3
+    assert names["own"].name == "my pictures" and names["loss"].item() > 0
     assert names["other"].config["num_classes"] == 5 and names["result"].recipe.name == "quickstart+epochs=1"
     assert names["again"].about["classes"] == list(names["data"].classes)

@@ -1,7 +1,7 @@
 """The reference library for capsule networks, built around MSPCaps."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mspcaps.data import load_dataset
-    from mspcaps.evaluation import evaluate, predict
+    from mspcaps.evaluation import evaluate
+    from mspcaps.evaluation.predict import predict
     from mspcaps.explain import explain
     from mspcaps.export import from_pretrained, push_to_hub, save_pretrained
     from mspcaps.models import list_models
@@ -48,6 +49,15 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    from mspcaps.errors import MspcapsError, nearest
+
+    known = set(known)
+    for name in set(options) - known:
+        hint = nearest(name, known, f"they are {', '.join(sorted(known))}.")
+        raise MspcapsError(f"{what} has no option {name!r}: {hint}")
+
+
 def create_model(
     name: str,
     num_classes: int | None = None,
@@ -56,6 +66,7 @@ def create_model(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     pretrained: str | Path | None = None,
+    **unknown: Any,
 ) -> "nn.Module":
     """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` a trained one.
 
@@ -63,13 +74,18 @@ def create_model(
     mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; where other
     classes, channels or sizes are named here, the model begins from what fits of the file, and the rest is new.
     """
-    task = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std}
-    task = {key: value for key, value in task.items() if value is not None}
+    from mspcaps.errors import MspcapsError
     from mspcaps.models import create_model
 
+    task: dict[str, Any] = {
+        "num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std,
+    }  # fmt: skip
+    _refuse_unknown("create_model", unknown, (*task, "pretrained"))
+    task = {key: value for key, value in task.items() if value is not None}
     if pretrained is None or pretrained is False:
-        return create_model(name, **task)  # type: ignore[arg-type]
-    from mspcaps.errors import MspcapsError
+        return create_model(name, **task)
+    import torch
+
     from mspcaps.models.transfer import transfer
     from mspcaps.weights import find_weights, list_pretrained, load_model
 
@@ -81,14 +97,14 @@ def create_model(
     config: Any = trained.config
     if config["name"] != name:
         raise MspcapsError(f"{pretrained} holds a model whose name is {config['name']}, not {name}")
-    if isinstance(img_size, int):
-        task["img_size"] = (img_size, img_size)
-    if all(config[key] == (tuple(value) if isinstance(value, Sequence) else value) for key, value in task.items()):
-        return trained
     if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
         config = {key: value for key, value in config.items() if key not in ("mean", "std")}
-    model, about = create_model(**{**config, **task}), vars(trained)["about"]
-    same = config["num_classes"] == num_classes or num_classes is None
+    with torch.device("meta"):  # checks what was given, and costs nothing
+        wanted: Any = create_model(**{**config, **task}).config
+    if wanted == trained.config:
+        return trained
+    model, about = create_model(**wanted), vars(trained)["about"]
+    same = config["num_classes"] == wanted["num_classes"]
     transfer(model, path, about.get("classes", ()) if same else (), str(pretrained))
     model.about = {"classes": about["classes"]} if same and "classes" in about else {}  # type: ignore[assignment]
     return model
@@ -100,18 +116,21 @@ def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bo
     Options are any fields of the recipe to change (`epochs=30`; its name then says so) and those of `Trainer`, such as
     `out` and `results`. Its `init` may name weights that come with the package. With `progress` it tells how far it is.
     """
+    import inspect
     from contextlib import nullcontext
     from dataclasses import fields
 
-    from mspcaps.cli.progress import training_progress
-    from mspcaps.training import Recipe, load_recipe, override, train
+    from mspcaps.progress import training_progress
+    from mspcaps.training import Recipe, Trainer, load_recipe, override, train
     from mspcaps.weights import weights_path
 
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
-    changes = {entry.name: options.pop(entry.name) for entry in fields(Recipe) if entry.name in options}
+    known = [entry.name for entry in fields(Recipe)]
+    _refuse_unknown("train", options, [*known, *inspect.signature(Trainer).parameters])
+    changes = {name: options.pop(name) for name in known if name in options}
     options = {"find_weights": weights_path, **({} if progress else {"say": lambda line: None}), **options}
     with training_progress() if progress and "listener" not in options else nullcontext() as listener:
         if listener is not None:
-            options["listener"] = listener
+            options["listener"] = lambda trainer: listener(trainer) if trainer.world.leads else None
         return train(override(recipe, **changes), device, **options)

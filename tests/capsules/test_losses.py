@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mspcaps.capsules import margin_loss
+from mspcaps.errors import MspcapsError
 
 
 def loop(scores: list[list[float]], labels: list[int], m_plus: float, m_minus: float, absent: float) -> float:
@@ -45,3 +46,17 @@ def test_half_precision_scores_give_a_float32_loss(dtype):
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(loop(scores.tolist(), labels.tolist(), 0.9, 0.1, 0.5), rel=1e-5)
     assert scores.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_gets_a_sentence(label):
+    with pytest.raises(
+        MspcapsError, match=rf"labels run from {min(label, 0)} to {max(label, 0)}, but there are 3 classes"
+    ):
+        margin_loss(torch.rand(2, 3), torch.tensor([0, label]))
+
+
+def test_the_compiler_follows_the_whole_loss():
+    compiled = torch.compile(margin_loss, backend="eager", fullgraph=True)
+    scores, labels = torch.rand(4, 3), torch.tensor([0, 1, 2, 0])
+    assert torch.equal(compiled(scores, labels), margin_loss(scores, labels))

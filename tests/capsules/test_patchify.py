@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from mspcaps.capsules import PatchifyCaps
 
@@ -84,3 +85,13 @@ def test_channels_last_and_contiguous_maps_give_the_same_capsules():
 def test_positions_start_from_a_standard_normal():
     position = PatchifyCaps(8, 64, (16, 16), 2).position
     assert abs(position.std().item() - 1) < 0.03 and abs(position.mean().item()) < 0.03
+
+
+def test_its_layers_are_called_so_that_hooks_and_pruning_work():
+    module, seen = random_patchify(2, 3, (2, 2), 2), []
+    module.project.register_forward_hook(lambda layer, args, u: seen.append(u.shape))
+    f = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    before = module(f)
+    assert seen == [(1, 4, 3)]
+    prune.ln_structured(module.project, "weight", amount=1, n=2, dim=1)
+    assert not torch.equal(module(f), before)

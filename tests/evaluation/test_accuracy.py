@@ -1,5 +1,6 @@
 """`evaluate` against a plain loop over single images."""
 
+import contextlib
 import math
 
 import pytest
@@ -115,3 +116,17 @@ def test_the_loss_is_the_models_own(data):
     model = create_model("resnet20", in_chans=1, img_size=16)
     found = evaluate(model, data)
     assert found.loss == pytest.approx(torch.nn.functional.cross_entropy(found.scores, found.labels).item())
+
+
+def test_a_frozen_norm_stays_frozen_even_if_evaluation_is_stopped(data):
+    model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16).train()
+    model.blocks[0].first.bn.eval()
+    modes = [module.training for module in model.modules()]
+
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    for progress in (None, stop):
+        with contextlib.suppress(KeyboardInterrupt):
+            evaluate(model, data, progress=progress)
+        assert [module.training for module in model.modules()] == modes

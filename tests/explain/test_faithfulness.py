@@ -89,7 +89,8 @@ def test_measuring_is_repeatable_and_whole():
     settings = [Setting(8, "mean", 1), Setting(4, "blur", 8)]
     calls: list[tuple[int, int]] = []
     found = measure(model, data, settings, batch_size=3, progress=lambda done, of: calls.append((done, of)))
-    assert found == measure(model, data, settings, batch_size=3)
+    assert found == measure(model.train(), data, settings, batch_size=3)
+    assert all(module.training for module in model.modules()), "its mode is left as it was"
     assert calls[-1][0] == calls[-1][1] == len(calls)
     assert set(found["named"]) == {"all", "coarse"}, "a single scale has no more"
     for setting in found["settings"]:

@@ -1,13 +1,15 @@
 """Exported models answer as PyTorch does, and no torch in sight."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from export_makers import CLASSES, draw, weights, without_torch
+from export_makers import CLASSES, SOURCE, draw, weights, without_torch
 
 from mspcaps import evaluate, load_model, predict
 from mspcaps.cli import main
@@ -108,3 +110,17 @@ def test_without_onnxruntime(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MspcapsError, match=r"this needs onnxruntime, .* pip install 'mspcaps\[onnx\]'$"):
         OnnxModel(place / "model.onnx")
+
+
+def test_nothing_is_left_in_the_home_folder(place, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    code = f"from mspcaps.export import OnnxModel; OnnxModel({str(place / 'model.onnx')!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PYTHONPATH": str(SOURCE)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and list(home.rglob("*")) == []

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mspcaps.models.layers import BatchNorm, Conv3x3, ConvBN, Normalize
+from mspcaps.models.layers import BatchNorm, Conv3x3, ConvBN, Normalize, in_eval_mode
 
 
 class PretendsToBeOnAGPU(torch.Tensor):
@@ -47,6 +47,26 @@ def test_a_plain_dictionary_of_weights_loads_strictly():
         target.load_state_dict({k: v for k, v in source.state_dict().items() if "running_var" not in k})
 
 
+def test_weights_with_batch_counters_load_strictly():
+    theirs, ours = nn.BatchNorm2d(4), BatchNorm(4)
+    theirs(torch.randn(2, 4, 3, 3))
+    given = theirs.state_dict()
+    nn.Sequential(ours).load_state_dict({f"0.{name}": tensor for name, tensor in given.items()}, strict=True)
+    assert torch.equal(ours.running_mean, theirs.running_mean) and "num_batches_tracked" in given
+
+
+def test_statistics_can_be_reset_and_averaged_anew():
+    ours, theirs = BatchNorm(4), nn.BatchNorm2d(4)
+    batches = [torch.randn(3, 4, 5, 5) * 2 + 1 for _ in range(3)]
+    for norm in (ours, theirs):
+        norm(torch.randn(3, 4, 5, 5))
+        torch.optim.swa_utils.update_bn(batches, nn.Sequential(norm))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    ours.reset_running_stats()
+    assert ours.running_mean.tolist() == [0] * 4 and ours.running_var.tolist() == [1] * 4
+
+
 @pytest.mark.parametrize("kind", [tuple, list, np.array, torch.tensor])
 def test_normalize_takes_numbers_of_any_kind_and_stays_in_single_precision(kind):
     normalize = Normalize(kind([0.5, 0.25]), kind([0.5, 2.0]))
@@ -56,3 +76,13 @@ def test_normalize_takes_numbers_of_any_kind_and_stays_in_single_precision(kind)
 
 def test_normalize_survives_a_constant_channel():
     assert Normalize([0], [0])(torch.ones(1, 1, 1, 1)).isfinite().all()
+
+
+def test_afterwards_every_module_is_in_its_own_mode_again():
+    model = nn.DataParallel(nn.Sequential(ConvBN(1, 2), ConvBN(2, 2)).train())
+    model.module[0].bn.eval()  # frozen
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(KeyboardInterrupt), in_eval_mode(model):
+        assert not any(module.training for module in model.modules())
+        raise KeyboardInterrupt
+    assert [module.training for module in model.modules()] == modes and len(set(modes)) == 2

@@ -126,3 +126,32 @@ def test_the_name_of_the_function_is_the_name_of_the_model(monkeypatch):
         return torch.nn.Flatten()
 
     assert "mine" in list_models() and isinstance(create_model("mine"), torch.nn.Flatten)
+
+
+def test_a_name_that_is_taken_is_refused_but_a_definition_can_run_again(monkeypatch):
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    def define():
+        @register_model
+        def mine(**task):
+            return torch.nn.Flatten()
+
+    define()
+    define()
+
+    def mspcaps_t(**task):
+        return torch.nn.Flatten()
+
+    with pytest.raises(MspcapsError, match=r"a model mspcaps_t already, of mspcaps\.models\.mspcaps"):
+        register_model(mspcaps_t)
+
+
+def test_a_function_that_returns_no_module(monkeypatch):
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def forgetful(**task):
+        torch.nn.Flatten()
+
+    with pytest.raises(MspcapsError, match="forgetful must return a module, but returned a NoneType"):
+        create_model("forgetful")

@@ -1,9 +1,11 @@
 """Losses on class scores."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mspcaps.capsules.squash import at_least_fp32
+from mspcaps.errors import MspcapsError
 
 
 def margin_loss(
@@ -14,7 +16,17 @@ def margin_loss(
     scores [b, j] are capsule lengths, labels [b] class numbers; returns a scalar.
     """
     scores = at_least_fp32(scores)
+    check_labels(labels, scores.shape[1])
     present = F.one_hot(labels, scores.shape[1]).to(scores.dtype)  # [b, j]
     pull = present * F.relu(m_plus - scores).square()
     push = absent * (1 - present) * F.relu(scores - m_minus).square()
     return (pull + push).sum(1).mean()
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """On the CPU only: a GPU would have to be waited for."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise MspcapsError(f"labels run from {low} to {high}, but there are {classes} classes, numbered from 0")

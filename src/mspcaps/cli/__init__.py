@@ -14,11 +14,6 @@ from mspcaps import __version__
 from mspcaps.cli import app, bench, commands, datasets, explanations, exports, training
 from mspcaps.errors import MspcapsError, nearest
 
-if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and
-    # training beside another program on the same cores took many times as long. With 3,000 it takes its share.
-    os.environ["GOMP_SPINCOUNT"] = "3000"
-
 Table = dict[str, Callable[..., Any]]
 DESCRIPTION = "Capsule networks: train, evaluate and use MSPCaps and its relatives. `mspcaps quickstart` shows it all."
 COMMANDS: Table = {
@@ -41,6 +36,10 @@ DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.ve
 def main(args: list[str] | None = None) -> int:
     """Exit status 0: done; 1: some of it failed; 2: one sentence on stderr says why not; 130: stopped by Ctrl-C."""
     args = sys.argv[1:] if args is None else args
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and
+        # training beside another program on the same cores took many times as long. With 3,000 it takes its share.
+        os.environ["GOMP_SPINCOUNT"] = "3000"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be what the terminal can show
             stream.reconfigure(errors="backslashreplace")

@@ -15,8 +15,9 @@ import tyro
 from tyro.conf import Positional
 
 from mspcaps.cli.options import Maybe
-from mspcaps.cli.progress import Lines, Listener, TensorBoard, clock, training_progress
+from mspcaps.cli.progress import TensorBoard
 from mspcaps.errors import MspcapsError
+from mspcaps.progress import Lines, Listener, clock, training_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

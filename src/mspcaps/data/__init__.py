@@ -4,6 +4,7 @@
 """
 
 import os
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def _from_npz(path: Path, split: str) -> ImageSet:
 def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(size) != 2 or min(size) < 1:
-        raise MspcapsError(f"the image size must be one or two positive numbers of pixels, not {image_size}")
-    return size[0], size[1]
+    size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
+    if len(size) != 2 or not all(isinstance(side, Integral) and side >= 1 for side in size):
+        raise MspcapsError(f"the image size must be one or two positive whole numbers of pixels, not {image_size!r}")
+    return int(size[0]), int(size[1])

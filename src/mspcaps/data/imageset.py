@@ -18,7 +18,16 @@ class ImageSet:
     classes: tuple[str, ...]
     name: str
 
+    def __repr__(self) -> str:
+        shape = " x ".join(str(side) for side in self.images.shape[1:])
+        return f"ImageSet({self.name}: {len(self):,} images of {shape}, {len(self.classes)} classes)"
+
     def __post_init__(self) -> None:
+        if odd := [given for given in (self.images, self.labels) if not isinstance(given, Tensor)]:
+            raise MspcapsError(
+                f"{self.name}: images and labels must be tensors, not {type(odd[0]).__name__}: torch.from_numpy makes "
+                "one of an array"
+            )
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise MspcapsError(
                 f"{self.name}: images must be uint8 [N, C, H, W], not {self.images.dtype} {tuple(self.images.shape)}"

@@ -11,7 +11,9 @@ from mspcaps.capsules import margin_loss
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.load import load_for
-from mspcaps.models.pretrained import unwrapped
+from mspcaps.models.layers import in_eval_mode
+from mspcaps.models.pretrained import class_names, config_of, unwrapped
+from mspcaps.weights import as_model
 
 BINS = 15  # of the calibration error
 Progress = Callable[[int, int], None]  # images done, images in all
@@ -48,19 +50,22 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module,
+    model: nn.Module | str | Path,
     data: ImageSet | FolderImages | str | Path,
     batch_size: int = 500,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run the model over all images, on its own device unless another is named; its mode is left as it was.
+    """Run the model over all images, on its own device unless another is named: then the model is moved there.
 
-    Of a data set that is named its test images are taken, in the size that the model sees.
+    It may also be what `load_model` takes; the mode of its modules is left as it was. Of a data set that is named its
+    test images are taken, in the size that the model sees.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    model = as_model(model)
     if isinstance(data, str | Path):
+        config_of(model)  # refuses what does not know its own sizes
         data = load_for(model, data)
     elif isinstance(data, FolderImages):
         data = data.resident()
@@ -96,18 +101,16 @@ def evaluate(
 @torch.no_grad()
 def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress | None = None) -> Tensor:
     """images uint8 [n, c, h, w] -> scores float32 [n, K] on the CPU."""
-    first, was_training = next(model.parameters()), model.training
-    device, dtype = first.device, first.dtype
-    model.eval()
-    scores = []
+    first = next(model.parameters())
+    device, dtype, scores = first.device, first.dtype, []
     # cuDNN's default on recent GPUs is TF32, which keeps 10 bits of the 23
-    with torch.autocast(device.type, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    full_precision = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    with in_eval_mode(model), torch.autocast(device.type, enabled=False), full_precision:
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size].to(device)
             scores.append(model((batch.float() / 255).to(dtype)).float().cpu())
             if progress:
                 progress(min(start + batch_size, len(images)), len(images))
-    model.train(was_training)
     return torch.cat(scores)
 
 
@@ -143,7 +146,7 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
         )
     if len(data.classes) != config["num_classes"]:
         raise MspcapsError(f"{name} knows {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
-    known = tuple(getattr(model, "about", {}).get("classes") or data.classes)
+    known = class_names(model) if getattr(model, "about", {}).get("classes") else data.classes
     if known != data.classes:
         wrong = next(i for i, pair in enumerate(zip(known, data.classes, strict=True)) if len(set(pair)) > 1)
         raise MspcapsError(

@@ -10,33 +10,32 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import all_scores
-from mspcaps.models.pretrained import class_names, unwrapped
+from mspcaps.models.pretrained import class_names, config_of
 from mspcaps.pictures import Prediction, stream_answers
+from mspcaps.weights import as_model
 
 
 def predict(
-    model: nn.Module, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
+    model: nn.Module | str | Path, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
 ) -> list[Prediction]:
     """One prediction per picture, in order; a folder stands for all pictures below it. A broken file spoils no other.
 
-    `model` comes from `load_model`, or from `create_model`: then classes are numbers.
+    `model` comes from `load_model`, or is what that takes; of one from `create_model` the classes are numbers.
     """
     return list(stream_predictions(model, paths, top, batch_size))
 
 
 def stream_predictions(
-    model: nn.Module, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
+    model: nn.Module | str | Path, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
 ) -> Iterator[Prediction]:
     """As `predict`, but the first answers are there while later pictures are still to be read."""
-    config = unwrapped(model).config
-    assert isinstance(config, dict)
+    asked = as_model(model)
+    config, classes = config_of(asked), class_names(asked)
     paths = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     if odd := [path for path in paths if not isinstance(path, str | os.PathLike)]:
         raise MspcapsError(f"predict takes paths, not a {type(odd[0]).__name__}: images in memory go to model(x)")
 
     def ask(images: np.ndarray) -> np.ndarray:
-        return all_scores(model, torch.from_numpy(images), len(images)).numpy()
+        return all_scores(asked, torch.from_numpy(images), len(images)).numpy()
 
-    yield from stream_answers(
-        ask, paths, tuple(config["img_size"]), config["in_chans"], class_names(unwrapped(model)), top, batch_size
-    )
+    yield from stream_answers(ask, paths, tuple(config["img_size"]), config["in_chans"], classes, top, batch_size)

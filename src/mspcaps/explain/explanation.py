@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from mspcaps.explain.tree import Grower, Node
 from mspcaps.models.layers import check_floating
 from mspcaps.models.mspcaps import MSPCaps
 from mspcaps.models.pretrained import unwrapped
+from mspcaps.weights import as_model
 
 Label = int | str | Tensor  # a class by number or name, or one number per image
 
@@ -101,9 +103,14 @@ class Explanation:
 
 
 @torch.no_grad()
-def explain(model: nn.Module, x: Tensor, progress: Progress = lambda done, of: None) -> Explanation:
-    """Images in [0, 1], [b, c, h, w] -> their explanation, on the device of the model, which is left as it was."""
-    frozen = copy.deepcopy(explainable(model)).eval()  # BatchNorm must not mix images of a batch, nor learn from them
+def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambda done, of: None) -> Explanation:
+    """Images in [0, 1], [b, c, h, w] -> their explanation, on the device of the model, which is left as it was.
+
+    `model` may be a weights file or the name of shipped weights.
+    """
+    frozen = copy.deepcopy(
+        explainable(as_model(model))
+    ).eval()  # BatchNorm must not mix images of a batch, nor learn from them
     x = checked(frozen, x).to(next(frozen.parameters()).device)
     blocks = run_routing(list(frozen.routing), frozen.forward_primary(x))
     img_size = (x.shape[2], x.shape[3])

@@ -26,6 +26,8 @@ from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import Explanation, explain, explainable
 from mspcaps.explain.named import drops
 from mspcaps.files import sha256_of, write_atomically
+from mspcaps.models import config_of
+from mspcaps.models.layers import in_eval_mode
 from mspcaps.training.ledger import device_name, git_commit, software
 from mspcaps.weights import weights_path
 
@@ -136,29 +138,29 @@ def measure(
     progress: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
     """Over all images of `data`, for the class the model chooses: "settings", curves and areas of every method, and
-    "named", the named patches against random ones."""
+    "named", the named patches against random ones. The model is left as it was."""
     mean = explainable(model).normalize.mean
-    model.eval()
     batches = list(data.images.split(batch_size))
     if len(batches[-1]) == 1 or len(data) < 2:
         raise MspcapsError("the map of another image needs at least two images in every batch")
     kept: list[dict[tuple[str, str], list[Tensor]]] = [{} for _ in settings]
     falls: dict[str, list[Tensor]] = {}
     curves, done = 2 * (len(METHODS) - 1 + len(SEEDS)) * len(settings) * len(batches), 0
-    for number, batch in enumerate(batches):
-        x = batch.to(mean.device).float() / 255
-        found = explain(model, x)
-        labels = found.ranking[:, 0]
-        for group, fall in drops(found, labels, number).items():
-            falls.setdefault(group, []).append(fall)
-        maps = maps_of(model, found, labels)
-        for setting, store in zip(settings, kept, strict=True):
-            covered = setting.covered(x, mean)
-            for name, rank in orders_of(maps, setting, number):
-                for way in ("deletion", "insertion"):
-                    points = curve(model, x, labels, rank, covered, setting, way == "insertion")
-                    store.setdefault((name, way), []).append(points.cpu())
-                    progress(done := done + 1, curves)
+    with in_eval_mode(model):
+        for number, batch in enumerate(batches):
+            x = batch.to(mean.device).float() / 255
+            found = explain(model, x)
+            labels = found.ranking[:, 0]
+            for group, fall in drops(found, labels, number).items():
+                falls.setdefault(group, []).append(fall)
+            maps = maps_of(model, found, labels)
+            for setting, store in zip(settings, kept, strict=True):
+                covered = setting.covered(x, mean)
+                for name, rank in orders_of(maps, setting, number):
+                    for way in ("deletion", "insertion"):
+                        points = curve(model, x, labels, rank, covered, setting, way == "insertion")
+                        store.setdefault((name, way), []).append(points.cpu())
+                        progress(done := done + 1, curves)
     return {
         "settings": [summary(setting, store, data.size) for setting, store in zip(settings, kept, strict=True)],
         "named": {group: fall_summary(torch.cat(parts)) for group, parts in falls.items()},
@@ -206,10 +208,8 @@ def mean_and_error(values: Tensor) -> list[float]:
 
 def origin(model: nn.Module, images: ImageSet, split: str, weights: str) -> dict[str, Any]:
     """What a measurement is of, and what made it: the first images of a split, and weights by name or path."""
-    config = model.config
-    assert isinstance(config, dict)
     return {
-        "model": config["name"],
+        "model": config_of(model)["name"],
         "dataset": images.name,
         "split": split,
         "n": len(images),

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from mspcaps.errors import MspcapsError
 from mspcaps.export.metadata import INPUT, OUTPUT, Metadata, required
 from mspcaps.export.runner import open_session
+from mspcaps.models import config_of
 
 METADATA_FILE = "metadata.json"  # inside a .pt2 file
 T = TypeVar("T")
@@ -29,7 +30,7 @@ def at_rest(model: nn.Module) -> nn.Module:
 
 def traced(model: nn.Module) -> ExportedProgram:
     """The forward pass of `at_rest`."""
-    config: Any = model.config
+    config = config_of(model)
     twin = at_rest(model)
     example = torch.zeros(2, config["in_chans"], *config["img_size"])  # of a batch of 1 the 1 would be taken as fixed
     return attempt(lambda: torch.export.export(twin, (example,), dynamic_shapes=({0: Dim("batch")},)), config["name"])

@@ -17,7 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export.metadata import required
 from mspcaps.export.model import describe
 from mspcaps.files import write_atomically
-from mspcaps.models.pretrained import load_model, save_weights, unwrapped
+from mspcaps.models.pretrained import config_of, load_model, save_weights, unwrapped
 from mspcaps.weights import Card, list_pretrained, read_card, weights_path
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
@@ -34,7 +34,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
     folder, card = Path(folder).expanduser(), shipped_card(model)
     about: Any = getattr(model, "about", {})
     save_weights(folder / WEIGHTS, model, **about)
-    write_atomically(folder / CONFIG, json.dumps(config_of(model), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / CONFIG, json.dumps(facts_of(model), indent=1, ensure_ascii=False) + "\n")
     write_atomically(folder / README, model_card(model, card, licence))
     return folder
 
@@ -96,9 +96,9 @@ def first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def config_of(model: nn.Module) -> dict[str, Any]:
+def facts_of(model: nn.Module) -> dict[str, Any]:
     """What config.json holds, for people and for the hub, which counts its downloads. The weights file knows it too."""
-    config: Any = model.config
+    config = config_of(model)
     return {
         "library_name": "mspcaps",
         "library_version": __version__,
@@ -122,13 +122,13 @@ def check_config(model: nn.Module, path: Path) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise MspcapsError(f"{path} is not the configuration of a model of mspcaps: {error!r}") from error
     for key, value in said.items():
-        if value != (held := config_of(model)[key]):
+        if value != (held := facts_of(model)[key]):
             raise MspcapsError(f"{path} says that {key} is {value}, but {WEIGHTS} beside it holds a model with {held}")
 
 
 def shipped_card(model: nn.Module) -> Card | None:
     """The card of shipped weights, if the model has these very weights: then what it says is true of the model."""
-    config: Any = model.config
+    config = config_of(model)
     state = model.state_dict()
     for name in list_pretrained(f"{config['name']}.*"):
         shipped = load_model(weights_path(name)).state_dict()

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ class Metadata:
 
 def required(package: str, extra: str) -> ModuleType:
     """An optional package, or the sentence that tells how to get it."""
+    if extra == "onnx":  # onnxruntime, else, writes an id of this machine and reports to Microsoft as it is imported
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.export.runner import OnnxModel
 from mspcaps.files import write_atomically
 from mspcaps.models import create_model
-from mspcaps.models.pretrained import class_names, unwrapped
+from mspcaps.models.pretrained import class_names, config_of, unwrapped
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -92,12 +91,7 @@ def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
 
 
 def describe(model: nn.Module) -> Metadata:
-    config: Any = getattr(model, "config", None)
-    if not isinstance(config, dict):
-        raise MspcapsError(
-            f"a {type(model).__name__} does not say which images it takes: only models of create_model and load_model "
-            "can be exported"
-        )
+    config = config_of(model)
     return Metadata(config["name"], class_names(model), tuple(config["img_size"]), config["in_chans"])
 
 

@@ -6,7 +6,18 @@ a kernel runs, so the package imports everywhere; `TRITON` says whether there is
 
 import importlib.util
 
+from torch import nn
+
 TRITON = importlib.util.find_spec("triton") is not None
+EPS = 1e-12  # inside the square root of a capsule's length: at zero its gradient would be infinite
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether to call the module is to run the forward pass of `kind` and nothing else: it has no hooks (pruning is
+    one) and was not parametrised, adapted or replaced. Others must be called, however fast a way around them is."""
+    return type(module) is kind and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def power_of_two(n: int) -> int:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mspcaps.capsules.squash import EPS
-from mspcaps.kernels import power_of_two
+from mspcaps.kernels import EPS, power_of_two
 
 MOST_E = 1024  # output dimension; a larger one would leave too few capsules per tile
 MOST_M = 31  # fine capsules per coarse one: the backward pass marks the maximal ones in 32 bits

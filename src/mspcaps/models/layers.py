@@ -1,6 +1,7 @@
 """Layers that more than one family is built from."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,23 +13,35 @@ from mspcaps.errors import MspcapsError
 
 def check_floating(x: Tensor) -> None:
     """Bytes would be taken for numbers in [0, 1] without a word."""
+    if not isinstance(x, Tensor):
+        raise MspcapsError(f"images must be a tensor, not {type(x).__name__}: torch.from_numpy makes one of an array")
     if not x.is_floating_point():
         raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units."""
+    """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units.
+
+    Images that are not in [0, 1] or not of the channels, and of the size if one is given, are refused with a sentence.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], img_size: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self.img_size = img_size
         # float() first: NumPy scalars would become float64 buffers, and the first convolution refuses those
         self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor([float(s) for s in std]).clamp_min(1e-3).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        check_floating(x)
+        chans = len(self.mean)
+        if x.ndim != 4 or x.shape[1] != chans or (self.img_size is not None and tuple(x.shape[2:]) != self.img_size):
+            wanted = " x ".join(str(side) for side in (chans, *(self.img_size or ("H", "W"))))
+            got = " x ".join(str(side) for side in x.shape)
+            raise MspcapsError(f"the model takes batches of {wanted} (channels, height, width), not {got}")
         return (x - self.mean) / self.std
 
 
@@ -56,15 +69,32 @@ class Conv3x3(nn.Conv2d):
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm2d less its batch counter, which nobody reads and which is one more kernel in every step."""
+    """BatchNorm2d less its batch counter, which is one more kernel in every step and which only a cumulative average
+    (momentum None, as torch.optim.swa_utils.update_bn sets it) reads: for that, batches are counted here."""
+
+    batches = 0  # since the statistics were reset
 
     def __init__(self, chans: int) -> None:
         super().__init__(chans)
         self.num_batches_tracked = None
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def reset_running_stats(self) -> None:
+        for statistic, start in ((self.running_mean, 0), (self.running_var, 1)):
+            if statistic is not None:
+                statistic.fill_(start)
+        self.batches = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.momentum is not None or not self.training:
+            return super().forward(x)
+        self.batches += 1
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(x, *statistics, self.weight, self.bias, True, 1 / self.batches, self.eps)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # PyTorch's own adds the counter to a dictionary without version metadata (safetensors) and calls it unexpected.
-        nn.Module._load_from_state_dict(self, *args)
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # of the same layers elsewhere; the dictionary is a copy
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
 class ConvBN(nn.Module):
@@ -77,6 +107,21 @@ class ConvBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bn(self.conv(x))
+
+
+@contextlib.contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every module is in eval mode meanwhile and in its own mode again afterwards, however that comes.
+
+    `model.train(was_training)` would not do: some of the modules may have been frozen, or only a wrapper trains.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def use_channels_last(model: nn.Module) -> None:

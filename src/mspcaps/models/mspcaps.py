@@ -18,9 +18,9 @@ from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
-from mspcaps.kernels import TRITON, embedding
+from mspcaps.kernels import TRITON, embedding, is_plain
 from mspcaps.kernels.backbone import backbone, supported
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_floating
+from mspcaps.models.layers import BatchNorm, Conv3x3, ConvBN, Normalize
 from mspcaps.models.registry import register_model
 
 
@@ -68,8 +68,7 @@ class MSRB(nn.Module):
     ) -> None:
         super().__init__()
         self.scales, self.patch = config.scales, config.patch
-        self.image_shape = (in_chans, *img_size)
-        self.normalize = Normalize(mean, std)
+        self.normalize = Normalize(mean, std, img_size)  # of other sizes capsules would meet the wrong positions
         chans = (in_chans, *config.widths)
         self.blocks = nn.ModuleList(
             ResidualBlock(chans[i], chans[i + 1], config.depth, stride=1 if i == 0 else 2)
@@ -78,18 +77,9 @@ class MSRB(nn.Module):
         # Coarsest first: it needs the largest image, so a refusal names a size that all the scales accept.
         self.grids = [capsule_grid(img_size, i, config.patch) for i in reversed(config.scales)][::-1]
 
-    def normalized(self, x: Tensor) -> Tensor:
-        """Images in [0, 1], of the shape that the model was made for: others would meet the wrong positions."""
-        check_floating(x)
-        if x.ndim != 4 or tuple(x.shape[1:]) != self.image_shape:
-            wanted = " x ".join(str(side) for side in self.image_shape)
-            got = " x ".join(str(side) for side in x.shape)
-            raise MspcapsError(f"the model takes batches of {wanted} (channels, height, width), not {got}")
-        return self.normalize(x)
-
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the feature maps of all blocks, finest first."""
-        maps, x = [], self.normalized(x)
+        maps, x = [], self.normalize(x)
         for block in self.blocks:
             x = block(x)
             maps.append(x)
@@ -106,18 +96,32 @@ class MSRB(nn.Module):
 
     def runs_fused(self, x: Tensor) -> bool:
         """When training on a GPU the backbone is one operator with a hand-written backward; the modules define it."""
-        layers = self.layers()
-        if not (self.training and x.is_cuda and TRITON and all(type(layer.bn) is BatchNorm for layer in layers)):
+        if not (self.training and isinstance(x, Tensor) and x.is_cuda and TRITON and self.can_be_fused()):
             return False
+        layers = self.layers()
         widths, strides = [layer.conv.out_channels for layer in layers], [layer.conv.stride[0] for layer in layers]
         return supported(x, widths, strides, self.pooled_layers(), self.patch)
+
+    def can_be_fused(self) -> bool:
+        """Whether no module that the operator passes by is more than the operator knows: changed, listened to, or
+        frozen."""
+        layers = self.layers()
+        norms = [layer.bn for layer in layers]
+        eps, momentum = norms[0].eps, norms[0].momentum
+        return (
+            momentum is not None
+            and all(bn.training and bn.eps == eps and bn.momentum == momentum for bn in norms)
+            and all(is_plain(bn, BatchNorm) for bn in norms)
+            and all(is_plain(layer.conv, Conv3x3) and is_plain(layer, ConvBN) for layer in layers)
+            and all(is_plain(block, ResidualBlock) for block in self.blocks)
+        )
 
     def fused_averages(self, x: Tensor) -> list[Tensor]:
         """[b, c, h, w] in [0, 1] -> the patch averages [b, n_i, c_i] of every scale in use, finest first."""
         layers = self.layers()
         depth = len(layers) // len(self.blocks)
         return backbone(
-            self.normalized(x).to(layers[0].conv.weight.dtype),
+            self.normalize(x).to(layers[0].conv.weight.dtype),
             [layer.conv.weight for layer in layers],
             [layer.bn.weight for layer in layers],
             [layer.bn.bias for layer in layers],
@@ -127,6 +131,8 @@ class MSRB(nn.Module):
             shortcuts=[i % depth > 0 for i in range(len(layers))],
             pools=self.pooled_layers(),
             patch=self.patch,
+            momentum=layers[0].bn.momentum or 0.0,
+            eps=layers[0].bn.eps,
         )
 
 
@@ -172,6 +178,15 @@ class MSPCaps(MSRB):
         maps = self.forward_features(x)
         return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
 
+    def can_be_fused(self) -> bool:
+        layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
+        return (
+            super().can_be_fused()
+            and all(is_plain(layer, PatchifyCaps) for layer in layers)
+            and all(is_plain(layer.project, nn.Linear) and is_plain(layer.norm, nn.LayerNorm) for layer in layers)
+            and all(layer.norm.eps == layers[0].norm.eps for layer in layers)
+        )
+
     def fused_capsules(self, averages: list[Tensor]) -> list[Tensor]:
         """Patch averages [b, n_i, c_i] -> primary capsules [b, n_i, d_i]."""
         layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
@@ -184,6 +199,7 @@ class MSPCaps(MSRB):
             [layer.position for layer in layers],
             [layer.norm.weight for layer in layers],
             [layer.norm.bias for layer in layers],
+            layers[0].norm.eps,
         )
 
     def forward_capsules(self, x: Tensor) -> Tensor:

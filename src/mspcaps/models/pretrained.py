@@ -16,11 +16,16 @@ from mspcaps.models.layers import use_channels_last
 from mspcaps.models.registry import create_model, list_models
 
 
-def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, **about: Any) -> None:
+def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **about: Any) -> None:
     """Write the model's state (or `tensors` in its place) with its configuration and whatever else `about` says."""
+    if taken := about.keys() & {"model", "format"}:
+        raise MspcapsError(f"what a model is about cannot be called {min(taken)!r}: the file says that by itself")
     tensors = model.state_dict() if tensors is None else tensors
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"model": json.dumps(model.config), **{key: json.dumps(value) for key, value in about.items()}}
+    try:
+        header = {key: json.dumps(value) for key, value in {"model": config_of(model), **about}.items()}
+    except (TypeError, ValueError) as error:
+        raise MspcapsError(f"what a model is about must be text, numbers, lists and tables: {error}") from error
     write_atomically(path, in_order(save(tensors, metadata=header)))
 
 
@@ -37,9 +42,22 @@ def in_order(content: bytes) -> bytes:
 
 def class_names(model: nn.Module) -> tuple[str, ...]:
     """Of a model of `load_model` as its file has them; of a new one the numbers."""
-    config = model.config
-    assert isinstance(config, dict)
-    return tuple(getattr(model, "about", {}).get("classes") or map(str, range(config["num_classes"])))
+    count = config_of(model)["num_classes"]
+    names = tuple(getattr(unwrapped(model), "about", {}).get("classes") or map(str, range(count)))
+    if len(names) != count:
+        raise MspcapsError(f"model.about names {len(names)} classes, but the model has {count}: name each of them once")
+    return names
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Name and sizes of a model that `create_model` or `load_model` made, however it was wrapped."""
+    config = getattr(unwrapped(model), "config", None)
+    if not isinstance(config, dict):
+        raise MspcapsError(
+            f"a {type(model).__name__} does not say which images it takes: this needs a model of create_model or "
+            "load_model"
+        )
+    return config
 
 
 def load_model(path: str | Path) -> nn.Module:

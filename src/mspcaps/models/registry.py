@@ -4,7 +4,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
@@ -28,9 +28,16 @@ B = TypeVar("B", bound=Callable[..., nn.Module])
 
 
 def register_model(function: B) -> B:
-    """The name of the function is the public name of the model."""
-    _builders[function.__name__] = function
+    """The name of the function is the public name of the model. To run its definition again replaces it."""
+    name, known = function.__name__, _builders.get(function.__name__)
+    if known is not None and home_of(known) != home_of(function):
+        raise MspcapsError(f"there is a model {name} already, of {known.__module__}: give yours another name")
+    _builders[name] = function
     return function
+
+
+def home_of(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -72,6 +79,8 @@ def create_model(
     if len(mean) != in_chans or len(std) != in_chans:
         raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
     model = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"the function {name} must return a module, but returned a {type(model).__name__}")
     model.config = {  # type: ignore[assignment]
         "name": name, "num_classes": num_classes, "in_chans": in_chans, "img_size": size, "mean": mean, "std": std,
     }  # fmt: skip

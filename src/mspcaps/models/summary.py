@@ -5,14 +5,13 @@ The meta device runs every operation on shapes alone, so the largest model takes
 
 import copy
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mspcaps.errors import MspcapsError
+from mspcaps.models.pretrained import config_of
 from mspcaps.models.registry import ImageSize, create_model, list_models
 
 
@@ -31,16 +30,12 @@ def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, 
     if isinstance(model, str):
         with torch.device("meta"):
             twin = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
-    elif isinstance(getattr(model, "config", None), dict):
+    else:
+        config_of(model)
         twin = copy.deepcopy(model).to(
             "meta", torch.float32
         )  # the caller's model keeps its device, mode and statistics
-    else:
-        raise MspcapsError(
-            f"a {type(model).__name__} does not say which images it takes: "
-            "summarize needs the name of a model, or a model that create_model made"
-        )
-    config = cast(dict, twin.config)
+    config = config_of(twin)
     image = (int(config["in_chans"]), *config["img_size"])
     params = sum(p.numel() for p in twin.parameters())
     return Summary(

@@ -15,7 +15,7 @@ Whatever means the same in both is taken over bit for bit, BatchNorm's statistic
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models.layers import Normalize
-from mspcaps.models.pretrained import check_state, read_weights
+from mspcaps.models.pretrained import check_state, config_of, read_weights
 from mspcaps.models.registry import create_model
 
 
@@ -49,7 +49,7 @@ class Transfer:
 def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) -> Transfer:
     """Give a new model the weights of a file as far as they fit; `source` is what the user called the file."""
     header, tensors = read_weights(path)
-    theirs, ours = header["model"], cast(dict, model.config)
+    theirs, ours = header["model"], config_of(model)
     if theirs["name"] != ours["name"]:
         raise MspcapsError(
             f"{source} holds weights of {theirs['name']}, which {ours['name']} cannot begin from: "

@@ -111,6 +111,15 @@ def load_model(name_or_path: str | Path) -> nn.Module:
     return files.load_model(weights_path(name_or_path))
 
 
+def as_model(model: nn.Module | str | Path) -> nn.Module:
+    """A model as it is; of a name or path what `load_model` makes of it."""
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"a model, a weights file or the name of shipped weights is asked for, not {model!r:.80}")
+    return model
+
+
 def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor]:
     """Parameters in half precision; BatchNorm's statistics, the normalisation and what overflows stay in fp32."""
     small = {}

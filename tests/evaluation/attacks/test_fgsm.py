@@ -88,3 +88,10 @@ def test_a_sure_model_still_has_a_gradient():
 def test_a_budget_that_makes_no_sense(eps):
     with pytest.raises(MspcapsError, match="must lie between 0 and 1"):
         fgsm(Linear(torch.eye(2, 4)), torch.rand(1, 1, 2, 2), torch.tensor([0]), eps)
+
+
+def test_a_frozen_norm_stays_frozen():
+    model = mspcaps.create_model("mspcaps_t_scale16", in_chans=1, img_size=16).train()
+    model.blocks[0].first.bn.eval()
+    fgsm(model, torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), 0.1)
+    assert model.training and not model.blocks[0].first.bn.training

@@ -64,6 +64,8 @@ class CrossAgreementRouting(nn.Module):
         return squash((coupling.unsqueeze(-1) * coarse).sum(0))  # [b, j, e]
 
     def runs_fused(self, u2: Tensor) -> bool:
-        """On a GPU everything after the votes is one kernel; what stands above is its definition."""
+        """On a GPU everything after the votes is one kernel; what stands above, and in subclasses, defines it."""
+        if not (u2.is_cuda and TRITON and type(self) is CrossAgreementRouting):
+            return False
         m = group_size(self.fine, self.coarse)
-        return u2.is_cuda and TRITON and supported(u2.shape[1], m, self.n_out, self.d_out, u2.dtype)
+        return supported(u2.shape[1], m, self.n_out, self.d_out, u2.dtype)

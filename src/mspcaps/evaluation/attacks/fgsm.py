@@ -15,21 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import in_eval_mode
 
 
 def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float) -> Tensor:
     """images [b, c, h, w] in [0, 1], labels int64 [b] to lead away from -> [b, c, h, w] in [0, 1], at most eps away.
 
-    The model is asked in eval mode and left in the mode it was in; its parameters get no gradients.
+    The model is asked in eval mode and left as it was; its parameters get no gradients.
     """
     if not (math.isfinite(eps) and 0 <= eps <= 1):
         raise MspcapsError(f"eps is {eps}, but must lie between 0 and 1, such as 8/255")
-    was_training = model.training
-    model.eval()  # BatchNorm must not mix the images of a batch, nor learn from them
-    try:
-        with torch.enable_grad():
-            x = images.detach().clone().requires_grad_()
-            (slope,) = torch.autograd.grad(F.cross_entropy(model(x), labels, reduction="sum"), x)
-    finally:
-        model.train(was_training)
+    # BatchNorm must not mix the images of a batch, nor learn from them
+    with in_eval_mode(model), torch.enable_grad():
+        x = images.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(F.cross_entropy(model(x), labels, reduction="sum"), x)
     return (images + eps * slope.sign()).clamp(0, 1)
