@@ -55,8 +55,8 @@ def measurement(entry: dict[str, Any]) -> list[str]:
         f"random order. Commit {(entry['commit'] or 'unknown')[:7]}, weights {entry['weights_sha256'][:8]}, "
         f"{entry['device']}.",
         "",
-        f"**Only the named patches covered, with the mean colour**; random: as many of the same sizes, the mean of "
-        f"{entry['random_draws']} draws per image",
+        f"**Only the named patches covered, with the mean colour**; random: as many of the same sizes, fine ones in "
+        f"the same middle patches, the mean of {entry['random_draws']} draws per image",
         "",
         *named(entry["named"]),
     ]

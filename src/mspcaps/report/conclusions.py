@@ -77,8 +77,8 @@ CLAIMS = (
             (CAR, Side("linear head", "mspcaps_t_linear")),
         ),
         else_="These runs do not show that the routing is more accurate than a linear layer on the same features: "
-        "accuracy on CIFAR-10 is no argument for it. What it gives instead is the tree of parts and votes behind an "
-        "answer ([explanations](explain.md)).",
+        "accuracy on CIFAR-10 is no argument for it. What it gives instead is a tree of parts and votes that can be "
+        "followed; [how far it can be trusted](explain.md) is measured.",
     ),
 )  # fmt: skip
 
