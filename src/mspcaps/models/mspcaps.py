@@ -2,7 +2,8 @@
 
 Paper: "MSPCaps: A Multi-Scale Patchify Capsule Network with Cross-Agreement Routing for Visual Recognition".
 Differs from it: nothing known. Where it is silent, the reading is the one that reproduces every parameter count it
-prints; vote weights start from N(0, 1 / d_in), positions from N(0, 1), everything else as PyTorch does.
+prints; docs/paper.md lists what no count decides, such as the capsules of the _dr models and of mspcaps_l_shared. Vote
+weights start from N(0, 1 / d_in), positions from N(0, 1), everything else as PyTorch does.
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
 """
 
