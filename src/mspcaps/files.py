@@ -43,6 +43,16 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
         raise
 
 
+def check_writable(folder: Path) -> None:
+    """Makes the folder; refuses now what would be refused after the work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise MspcapsError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def held(folder: Path, refusal: str) -> Iterator[None]:
     """No other process holds the folder meanwhile; it is free again when this one ends, however that happens."""

@@ -289,3 +289,10 @@ def test_bad_arguments_get_a_sentence(args, pattern, capsys):
 def test_a_library_call_refuses_like_the_command():
     with pytest.raises(MspcapsError, match="at least 2 runs"):
         bench_train("mspcaps_t", CPU, packed=0)
+
+
+def test_a_folder_that_cannot_be_written_into_is_found_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["bench", "infer", "--quick", "--results", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"error: cannot write into {tmp_path / 'file' / 'bench'}: ")

@@ -8,7 +8,7 @@ from torch import nn
 
 from mspcaps import create_model, list_models
 from mspcaps.errors import MspcapsError
-from mspcaps.models.summary import Summary, saved_bytes, summarize, summarize_all
+from mspcaps.models.summary import Summary, saved_bytes, summarize
 
 T_CONVOLUTIONS = (
     1024 * 9 * (3 * 32 + 32 * 32)  # 32 x 32 maps
@@ -75,12 +75,10 @@ def test_one_capsule_on_the_last_map_is_enough():
     assert summarize("resnet20", img_size=4).memory_bytes_per_image > 0
 
 
-def test_the_table_has_a_row_for_every_model():
-    rows = summarize_all()
-    assert list(rows) == list_models()
+def test_every_model_can_be_summarised():
+    rows = {name: summarize(name) for name in list_models()}
     assert all(isinstance(row, Summary) and min(vars(row).values()) > 0 for row in rows.values())
     assert rows["mspcaps_t"].params == 344_320
-    assert list(summarize_all("resnet*")) == ["resnet18", "resnet20"]
 
 
 def test_what_cannot_be_summarised_is_refused():

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import table
 from mspcaps.errors import MspcapsError
+from mspcaps.files import check_writable
 
 
 def bench(
@@ -24,7 +25,7 @@ def bench(
     """Measure speed on this machine: against an eager reference and a ResNet of the same size, all in one run.
 
     Args:
-        what: Training steps, or answers.
+        what: train measures training steps, infer answers.
         model: Name of a model, as `mspcaps models` shows it.
         batch_size: Images per step, by default 128; of inference the largest batch that is tried.
         scaling: Training: also measure how the cost grows with image size, batch and classes.
@@ -37,6 +38,7 @@ def bench(
     from mspcaps.training import choose_device
 
     chosen = choose_device(device)
+    check_writable(results / "bench")  # now, not after minutes of measuring
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, say=say)

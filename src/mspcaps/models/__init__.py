@@ -3,7 +3,7 @@
 from mspcaps.models import controls, mspcaps, resnet
 from mspcaps.models.pretrained import config_of
 from mspcaps.models.registry import create_model, list_models, register_model
-from mspcaps.models.summary import Summary, summarize, summarize_all
+from mspcaps.models.summary import Summary, summarize
 
 __all__ = [
     "Summary",
@@ -15,5 +15,4 @@ __all__ = [
     "register_model",
     "resnet",
     "summarize",
-    "summarize_all",
 ]

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from mspcaps.models.pretrained import config_of
-from mspcaps.models.registry import ImageSize, create_model, list_models
+from mspcaps.models.registry import ImageSize, create_model
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,6 @@ def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, 
         memory_bytes_per_image=saved_bytes(twin, (3, *image)) - saved_bytes(twin, (2, *image)),
         weights_bytes=2 * params + sum(b.numel() * b.element_size() for b in twin.buffers()),
     )
-
-
-def summarize_all(
-    pattern: str = "*", num_classes: int = 10, in_chans: int = 3, img_size: ImageSize = 32
-) -> dict[str, Summary]:
-    """Name -> cost of every registered model that matches a shell pattern, in the order of list_models."""
-    return {name: summarize(name, num_classes, in_chans, img_size) for name in list_models(pattern)}
 
 
 def count_macs(model: nn.Module, image: tuple[int, ...]) -> int:
