@@ -9,17 +9,10 @@ from torch import Tensor
 
 from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
 from mspcaps.explain.explanation import Explanation
-from mspcaps.explain.page import SHEET, closeness
+from mspcaps.explain.page import SHEET, TREE_NOTE, closeness
 from mspcaps.explain.tree import Node
 from mspcaps.explain.tree_drawing import tree_drawing
 from mspcaps.pages import stylesheet
-
-TREE_NOTE = (
-    "Every coarse patch votes for the class; the thicker its line, the higher its coupling. The coupling is high where "
-    "a capsule of the finer scale agrees with the vote, so the tree follows the one that agrees most. Of the patches "
-    "of a middle capsule those that add most to it are drawn. Green lines lengthen the capsule they lead to, red "
-    "ones shorten it."
-)
 
 
 @dataclass(frozen=True)

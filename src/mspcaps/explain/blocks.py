@@ -42,7 +42,7 @@ class Block:
 def run_block(routing: nn.Module, u1: Tensor, u2: Tensor) -> Block:
     assert isinstance(routing, CrossAgreementRouting)
     agreements, votes = routing.agreements(u1, u2)
-    return Block(agreements, agreements.amax(2).softmax(0), votes)
+    return Block(agreements, routing.couplings(agreements), votes)
 
 
 def run_routing(routing: Sequence[nn.Module], u: Sequence[Tensor]) -> tuple[Block, ...]:

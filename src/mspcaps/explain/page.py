@@ -120,16 +120,22 @@ def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
     )
 
 
+TREE_NOTE = (
+    "Every coarse patch votes for the class; the thicker its line, the higher its coupling. The coupling is high where "
+    "a capsule of the finer scale agrees with the vote, so the tree follows the one that agrees most. Of the patches "
+    "of a middle capsule those that add most to it are drawn; what their pixels do to the class is their effect. Green "
+    "lines lengthen the capsule they lead to, red ones shorten it. The tree tells what the routing computed; where the "
+    "class is seen, the heat map tells better."
+)
+
+
 def trees(found: Explanation, image: int, shown: tuple[int, int]) -> str:
     size, count = (found.images.shape[2], found.images.shape[3]), len(found.scales)
     drawings = [tree_drawing(found.tree(image, label), found.classes[label], size, count) for label in shown]
     other = escape(found.classes[shown[1]])
     return (
         "<section><h2>How the parts make the whole</h2>"
-        '<p class="note">Every coarse patch votes for the class; the thicker its line, the higher its coupling. The '
-        "coupling is high where a capsule of the finer scale agrees with the vote, so the tree follows the one that "
-        "agrees most. Of the patches of a middle capsule those that add most to it are drawn; what their pixels do to "
-        "the class is their effect. Green lines lengthen the capsule they lead to, red ones shorten it. "
+        f'<p class="note">{TREE_NOTE} '
         '<span class="swipe">Swipe the drawing sideways to see all of it.</span></p>'
         f'<figure class="scroll">{drawings[0]}</figure><details><summary>The same tree for “{other}”</summary>'
         f'<figure class="scroll">{drawings[1]}</figure></details>'

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
-import torch
-
 from mspcaps.data.catalog import CATALOG, facts
-from mspcaps.models import create_model
+from mspcaps.models import summarize
 from mspcaps.report import paper
 from mspcaps.report.difference import CONFIDENCE, Difference
 from mspcaps.report.paper import Figure, PaperTable
@@ -136,9 +134,7 @@ def further_row(group: Group) -> Row:
 @cache
 def count_parameters(model: str, dataset: str) -> int:
     known = facts(dataset)
-    with torch.device("meta"):
-        made = create_model(model, len(known.classes), known.channels, known.image_size)
-    return sum(p.numel() for p in made.parameters())
+    return summarize(model, len(known.classes), known.channels, known.image_size).params
 
 
 def spread(value: Spread) -> str:

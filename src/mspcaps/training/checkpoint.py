@@ -28,12 +28,13 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, 
     write_atomically(path, save(tensors, metadata={"progress": json.dumps(progress)}))
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """-> progress, tensors."""
+def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """-> progress, tensors; of a file that is not wanted whole, none."""
     try:
         with safe_open(path, framework="pt") as file:
             progress = json.loads((file.metadata() or {})["progress"])
-            return progress, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            names = file.keys() if whole else ()
+            return progress, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise MspcapsError(f"{path} is not a whole checkpoint: {error}; remove it to start the run anew") from error
 

@@ -87,7 +87,7 @@ def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: P
     ]
     epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
     if checkpoint.is_file():
-        epochs -= read_checkpoint(checkpoint)[0]["epoch"]
+        epochs -= read_checkpoint(checkpoint, whole=False)[0]["epoch"]
     return max(took, default=0.0) * epochs
 
 

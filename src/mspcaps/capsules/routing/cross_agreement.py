@@ -60,8 +60,12 @@ class CrossAgreementRouting(nn.Module):
                 return cross_agreement(self.joint_votes(u1, u2))
             return cross_agreement_pair(*self.votes(u1, u2))
         agreement, coarse = self.agreements(u1, u2)
-        coupling = agreement.amax(2).softmax(0)  # [k, b, j], sums to one over k
+        coupling = self.couplings(agreement)
         return squash((coupling.unsqueeze(-1) * coarse).sum(0))  # [b, j, e]
+
+    def couplings(self, agreement: Tensor) -> Tensor:
+        """Agreements [k, b, m, j] -> couplings [k, b, j]; they sum to one over k."""
+        return agreement.amax(2).softmax(0)
 
     def runs_fused(self, u2: Tensor) -> bool:
         """On a GPU everything after the votes is one kernel; what stands above, and in subclasses, defines it."""
