@@ -109,6 +109,11 @@ def test_the_check_sees_what_it_should(tmp_path, path, text, verdict):
     assert [sentence.split(": ")[1] for sentence in found] == ([verdict] if verdict else [])
 
 
+def in_a_fresh_interpreter(code: str) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-c", code], {"PYTHONPATH": str(SOURCE.parent)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.parametrize("use", ["pass", "mspcaps.train('quickstart', epoch=1)"])
 def test_the_library_stays_light_and_leaves_the_environment_alone(use):
     code = f"""
@@ -119,14 +124,7 @@ with contextlib.suppress(mspcaps.errors.MspcapsError):
     {use}
 print(*sorted({{'matplotlib', 'rich', 'tyro'}} & set(sys.modules)), *(os.environ.items() - before.items()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(SOURCE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = in_a_fresh_interpreter(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
@@ -149,12 +147,5 @@ for found in list(pkgutil.walk_packages(mspcaps.__path__, "mspcaps.")):
     except ImportError as error:
         print(found.name, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(SOURCE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = in_a_fresh_interpreter(code)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -43,14 +43,14 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
         raise
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, refusal: str = "cannot write into") -> None:
     """Makes the folder; refuses now what would be refused after the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise MspcapsError(f"cannot write into {folder}: {error.strerror or error}") from error
+        raise MspcapsError(f"{refusal} {folder}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from mspcaps.app.perturb import Changes, perturbed
 from mspcaps.app.uploads import picture_pixels
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import Explanation, explain, explainable
-from mspcaps.models.pretrained import class_names
+from mspcaps.models.pretrained import class_names, config_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ def answer(
 ) -> Answer:  # fmt: skip
     """`picture` is the text that `uploads.accept` gave, `truth` its class where it is known. What cannot be answered is
     an MspcapsError: one sentence."""
-    config = model.config
-    assert isinstance(config, dict)
+    config = config_of(model)
     pixels = torch.from_numpy(picture_pixels(picture, tuple(config["img_size"]), config["in_chans"]))
     untouched = lengths_of(model, perturbed(model, pixels, Changes())) if changes.any else None
     x = perturbed(model, pixels, changes)

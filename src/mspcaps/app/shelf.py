@@ -13,6 +13,7 @@ from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
+from mspcaps.models import config_of
 from mspcaps.pages import image_url
 from mspcaps.weights import list_pretrained, load_model, read_card
 
@@ -75,8 +76,7 @@ class Shelf:
         return next((sample.title for sample in samples if sample.picture == picture), None)
 
     def _checked(self, model: nn.Module, name: str) -> nn.Module:
-        config = model.config
-        assert isinstance(config, dict)
+        config = config_of(model)
         if config["in_chans"] not in (1, 3):
             raise MspcapsError(f"{name} takes images of {config['in_chans']} channels, but pictures have 1 or 3")
         return model.to(self.device).eval()
@@ -106,8 +106,7 @@ def set_title(data: str) -> str:
 
 
 def title_of(model: nn.Module) -> str:
-    config = model.config
-    assert isinstance(config, dict)
+    config = config_of(model)
     data = trained_on(model)
     return f"{config['name']} · {set_title(data)}" if data else str(config["name"])
 
@@ -133,8 +132,7 @@ def one_of_each(data: ImageSet) -> list[Sample]:
 
 def from_folder(model: nn.Module, root: Path) -> list[Sample]:
     """Of a folder of pictures only those shown are read."""
-    config = model.config
-    assert isinstance(config, dict)
+    config = config_of(model)
     pictures = replace(open_folder(root, "test", tuple(config["img_size"])), channels=config["in_chans"])
     chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MOST_SAMPLES]]
     return [Sample(pictures.classes[pictures.labels[i]], image_url(pictures[i][0].numpy())) for i in chosen]

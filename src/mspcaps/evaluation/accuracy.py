@@ -12,7 +12,7 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.load import load_for
 from mspcaps.models.layers import in_eval_mode
-from mspcaps.models.pretrained import class_names, config_of, unwrapped
+from mspcaps.models.pretrained import class_names, unwrapped
 from mspcaps.weights import as_model
 
 BINS = 15  # of the calibration error
@@ -65,7 +65,6 @@ def evaluate(
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     model = as_model(model)
     if isinstance(data, str | Path):
-        config_of(model)  # refuses what does not know its own sizes
         data = load_for(model, data)
     elif isinstance(data, FolderImages):
         data = data.resident()

@@ -9,7 +9,7 @@ from torch import nn
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
 from mspcaps.data.folder import Progress, is_picture_folder
 from mspcaps.errors import MspcapsError
-from mspcaps.models.pretrained import unwrapped
+from mspcaps.models.pretrained import config_of, unwrapped
 
 
 def load_for(
@@ -23,8 +23,7 @@ def load_for(
     `progress` hears of every picture read from a folder.
     """
     model = unwrapped(model)
-    about, config = getattr(model, "about", {}), model.config
-    assert isinstance(config, dict)
+    about, config = getattr(model, "about", {}), config_of(model)
     if name_or_path is None:
         name_or_path = about.get("recipe", {}).get("data")
         if name_or_path is None:

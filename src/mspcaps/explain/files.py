@@ -16,6 +16,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import explain, explainable
 from mspcaps.explain.page import KEY_WITHIN, choose_classes, key_tag, write_page
 from mspcaps.files import readable
+from mspcaps.models import config_of
 from mspcaps.pictures import picture_files, read_picture
 
 LONGEST = 180  # bytes of a page's name
@@ -37,8 +38,7 @@ def write_pages(
 ) -> Iterator[Written]:  # fmt: skip
     """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
     model = explainable(model)
-    config = model.config
-    assert isinstance(config, dict)
+    config = config_of(model)
     if config["in_chans"] not in (1, 3):
         raise MspcapsError(f"the model takes images of {config['in_chans']} channels, but pictures have 1 or 3")
     for item in picture_files(paths):

@@ -22,7 +22,7 @@ def check_floating(x: Tensor) -> None:
 class Normalize(nn.Module):
     """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units.
 
-    Images that are not in [0, 1] or not of the channels, and of the size if one is given, are refused with a sentence.
+    Bytes, and images of other channels or of another size than the one given, if one is, are refused with a sentence.
     """
 
     mean: Tensor

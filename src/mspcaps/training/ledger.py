@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,6 @@ def write_entry(results: Path, recipe: Recipe, entry: dict[str, Any]) -> Path:
     path = entry_path(results, recipe)
     write_atomically(path, json.dumps(entry, indent=1) + "\n")
     return path
-
-
-def check_writable(results: Path, recipe: Recipe) -> None:
-    """Before the training, not after it."""
-    folder = entry_path(results, recipe).parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise MspcapsError(f"the ledger cannot be written into {folder}: {error.strerror or error}") from error
 
 
 def read_entry(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
-from mspcaps.files import held, sha256_of
+from mspcaps.files import check_writable, held, sha256_of
 from mspcaps.models.pretrained import save_weights
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
@@ -131,7 +131,7 @@ class Trainer:
         """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
         saves a checkpoint and returns None."""
         ledger.is_in_ledger(self.results, self.recipe)  # a finished run is not overwritten by another one
-        ledger.check_writable(self.results, self.recipe)
+        check_writable(ledger.entry_path(self.results, self.recipe).parent, "the ledger cannot be written into")
         busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
             self.resume()
