@@ -27,7 +27,7 @@ class Claim:
     says: str
     pairs: tuple[tuple[Side, Side], ...]
     source: paper.PaperTable | None = None  # None: a question of our own
-    else_: str = ""  # what follows if the first of the last pair is not clearly better
+    else_: str = ""  # for a question of our own: what follows if the first of the last pair is not clearly better
 
     @property
     def anchor(self) -> str:
@@ -123,6 +123,19 @@ class Comparison:
         return self.difference is not None and self.difference.clear and self.difference.gap > 0
 
     @property
+    def reversed(self) -> bool:
+        """Whether what should be worse is clearly better."""
+        return self.difference is not None and self.difference.clear and self.difference.gap < 0
+
+    @property
+    def smaller_than_printed(self) -> bool:
+        """Whether the paper's difference lies above our interval."""
+        found, printed = self.difference, self.printed
+        if found is None or found.margin is None or printed is None:
+            return False
+        return printed[0] - printed[1] > found.gap + found.margin
+
+    @property
     def verdict(self) -> str:
         """What the runs say, in words."""
         found = self.difference
@@ -136,7 +149,7 @@ class Comparison:
             return "too close to tell"
         if self.claim.source is None:
             return f"{(self.better if self.holds else self.worse).words} is better"
-        return "holds" if self.holds else "does not hold: it is the other way round"
+        return "does not hold: it is the other way round" if self.reversed else "holds"
 
     @property
     def interval(self) -> str:
@@ -178,6 +191,36 @@ class Comparison:
 def comparisons(claim: Claim, groups: Mapping[str, Group]) -> list[Comparison]:
     """One per pair."""
     return [Comparison(claim, a, b, groups.get(a.model), groups.get(b.model)) for a, b in claim.pairs]
+
+
+def as_a_whole(claim: Claim, pairs: Sequence[Comparison]) -> str:
+    """What follows from all comparisons of a claim together; empty while runs are missing."""
+    if claim.source is None:
+        return what_follows(claim, pairs)
+    if any(pair.difference is None for pair in pairs):
+        return ""
+    held, turned = sum(pair.holds for pair in pairs), sum(pair.reversed for pair in pairs)
+    if held == len(pairs):
+        said = ["**As a whole it holds.**"]
+    elif held:
+        said = [f"**As a whole it holds in part**, in {held} of {len(pairs)} comparisons."]
+    else:
+        said = ["**As a whole it is not shown**: nothing that speaks for it stands out from the spread of the seeds."]
+    if turned:
+        said.append(f"In {turned} of {len(pairs)} it is clearly the other way round.")
+    smaller = "; ".join(f"{p.better.words} against {p.worse.words}" for p in pairs if p.smaller_than_printed)
+    if smaller:
+        said.append(f"What there is here is smaller than printed, for the paper has more than our interval: {smaller}.")
+    return " ".join(said)
+
+
+def what_follows(claim: Claim, pairs: Sequence[Comparison]) -> str:
+    """For a question of our own: what is clearly better than the paper's way, and what to make of it."""
+    last, better = pairs[-1], " and ".join(pair.worse.words for pair in pairs if pair.reversed)
+    said = [f"Clearly more accurate than {last.better.words}: {better}."] if better else []
+    if last.difference and not last.holds:
+        said.append(claim.else_)
+    return " ".join(said)
 
 
 def capitalized(text: str) -> str:
