@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from mspcaps.report.conclusions import CLAIMS, comparisons, groups_of
 from mspcaps.report.curves import accuracy_chart, loss_chart, tick_words
 from mspcaps.report.difference import quantile
 from mspcaps.report.dots import Line, dot_chart
-from mspcaps.report.missed import missed
+from mspcaps.report.missed import changes, missed
 from mspcaps.report.results import ablation_files, quoted, read_report, write_report
-from mspcaps.report.runs import Spread, read_ledger
+from mspcaps.report.runs import Spread, read_ledger, resolved
 from mspcaps.report.speed import read_benchmarks, render_speed
 from mspcaps.report.tables import NOT_TRAINED, binomial, signed
+from mspcaps.training.recipe import load_recipe, override
 
 ROOT = Path(__file__).parents[2]
 T = "paper/cifar10/mspcaps_t"
@@ -479,3 +481,10 @@ def test_what_had_to_be_guessed_stands_beside_its_table_and_its_conclusion(ledge
     for table in (paper.ROUTING, paper.SHARING):
         assert table.note in markdown.render(report) and table.note in ablation_files(report)["ablations.md"]
         assert table.note in html.unescape(results_page.render(report))
+
+
+def test_a_trial_is_told_by_what_it_changes():
+    recipe = load_recipe("paper/fashionmnist/mspcaps_l")
+    turned = override(recipe, epochs=40, held_out=9, lr=0.1, augment=replace(recipe.augment, rotate=15.0))
+    assert changes(resolved(turned), resolved(recipe)) == "lr 0.1, augment rotate 15.0"
+    assert changes(resolved(override(recipe, epochs=40, held_out=9)), resolved(recipe)) == ""

@@ -93,5 +93,11 @@ def told(words: str, group: Group, base: Group | None) -> str:
 def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     """In what a trial departs from the recipe, in words; nothing for the recipe as it is."""
     said = [f"initial {name} × {factor:g}" for name, factor in trial["initial_scale"].items() if factor != 1]
-    said += [f"{k} {trial[k]}" for k, v in recipe.items() if k not in {*SHORTENED, "initial_scale"} and trial[k] != v]
+    for key, value in recipe.items():
+        if key in {*SHORTENED, "initial_scale"}:
+            continue
+        if isinstance(value, Mapping):
+            said += [f"{key} {name} {now}" for name, now in trial[key].items() if now != value[name]]
+        elif trial[key] != value:
+            said.append(f"{key} {trial[key]}")
     return ", ".join(said)
