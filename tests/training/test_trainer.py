@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from training_makers import bars
 
 from mspcaps.data import Augmentation, ImageSet
@@ -423,6 +424,20 @@ def test_what_share_of_a_gpu_a_run_takes() -> None:
     macs = summarize("mspcaps_t", img_size=32).macs
     assert share_of_device(replace(tiny, image_size=48), gpu) == pytest.approx(2.25 * macs / 160e6, rel=0.01)
     assert share_of_device(tiny, CPU) == 1
+
+
+def test_ctrl_c_that_ends_the_compiler_is_no_failure(tiny_npz: Path, tmp_path: Path) -> None:
+    stop = threading.Event()
+    trainer = Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path, stop=stop)
+
+    def compiling() -> int:
+        raise BackendCompilerFailed("inductor", RuntimeError("C++ compile error"), None)
+
+    trainer.step = compiling  # type: ignore[assignment]
+    with pytest.raises(BackendCompilerFailed):
+        trainer.run()
+    stop.set()
+    assert trainer.run() is None
 
 
 def test_a_run_stopped_within_an_epoch_has_the_curve_of_one_that_was_not(tiny_npz: Path, tmp_path: Path) -> None:

@@ -136,7 +136,12 @@ class Trainer:
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
             self.resume()
             self.say(self.about())
-            return self.train(deadline)
+            try:
+                return self.train(deadline)
+            except torch._dynamo.exc.BackendCompilerFailed:
+                if self.stop.is_set():  # Ctrl-C in a terminal reaches the C++ compiler as well
+                    return None
+                raise
 
     def about(self) -> str:
         """What is trained on what, in one line: people are to see at once that sizes are not what they thought."""
