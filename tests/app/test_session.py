@@ -13,7 +13,7 @@ from PIL import Image
 import mspcaps
 from mspcaps.app import Changes, Shelf, answer
 from mspcaps.app.perturb import perturbed, rotated
-from mspcaps.app.session import both_sides
+from mspcaps.app.session import both_sides, lengths_of
 from mspcaps.app.shelf import file_title
 from mspcaps.app.uploads import accept, picture_pixels
 from mspcaps.app.view import sentence, style
@@ -112,6 +112,8 @@ def test_models_without_a_tree_still_answer(tmp_path):
         assert f"{own} cannot be explained" in found.view and found.tree == ""
         assert all(0 <= value <= 1 for value in found.lengths.values())
     assert sum(answer(shelf.model(shelf.names[0]), picture).lengths.values()) == pytest.approx(1, abs=1e-5)
+    model, x = mspcaps.create_model("mspcaps_t_linear_margin").eval(), torch.rand(1, 3, 32, 32)
+    assert torch.equal(lengths_of(model, x), model(x)[0]), "they are in [0, 1] as they are"
 
 
 def test_names_on_the_shelf(tmp_path, monkeypatch):

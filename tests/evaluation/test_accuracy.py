@@ -130,3 +130,18 @@ def test_a_frozen_norm_stays_frozen_even_if_evaluation_is_stopped(data):
         with contextlib.suppress(KeyboardInterrupt):
             evaluate(model, data, progress=progress)
         assert [module.training for module in model.modules()] == modes
+
+
+def test_a_model_may_say_whether_its_scores_are_lengths(data):
+    torch.manual_seed(0)
+    found = evaluate(create_model("mspcaps_t_linear_margin", in_chans=1, img_size=16), data)
+    assert found.confidence == pytest.approx(100 * confidence(found.scores, True).mean().item())
+    model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
+    model.scores_are_lengths = False  # of a routing whose class capsules go through one more layer
+    found = evaluate(model, data)
+    assert found.confidence == pytest.approx(100 * confidence(found.scores, False).mean().item())
+
+
+def test_a_model_without_a_loss_has_none(data):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
+    assert math.isnan(evaluate(model, data).loss)

@@ -1,5 +1,6 @@
 """What a model is worth on a set of images: accuracy, loss, calibration, confusion. In the precision of its weights."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules import margin_loss
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.load import load_for
-from mspcaps.models.layers import in_eval_mode
+from mspcaps.models.layers import in_eval_mode, scores_are_lengths
 from mspcaps.models.pretrained import class_names, unwrapped
 from mspcaps.weights import as_model
 
@@ -25,7 +25,7 @@ class Evaluation:
 
     accuracy: float  # percent
     n: int
-    loss: float  # what the model is trained with, mean over the images
+    loss: float  # what the model is trained with, mean over the images; not a number if it has no loss of its own
     confidence: float  # percent, mean over the images; see `confidence`
     ece: float  # expected calibration error in percent, 15 bins of equal width; see `confidence`
     confusion: Tensor  # int64 [K, K]: row is the true class, column the answer
@@ -83,11 +83,11 @@ def evaluate(
     scores = all_scores(model, data.images, batch_size, progress)
     labels, k = data.labels.cpu(), scores.shape[1]
     predictions = scores.argmax(1)
-    sure = confidence(scores, hasattr(inner, "forward_capsules"))
+    sure = confidence(scores, scores_are_lengths(inner))
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
-        loss=getattr(inner, "loss", margin_loss)(scores, labels).item(),
+        loss=inner.loss(scores, labels).item() if hasattr(inner, "loss") else math.nan,  # type: ignore[operator]
         confidence=100 * sure.mean().item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),

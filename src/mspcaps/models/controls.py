@@ -52,6 +52,7 @@ class LinearMargin(LinearHead):
     """The same layer, trained as capsules are: scores in [0, 1] in place of their lengths, margin loss."""
 
     loss = staticmethod(margin_loss)  # type: ignore[assignment]
+    scores_are_lengths = True  # as far as confidence goes
 
     def forward(self, x: Tensor) -> Tensor:
         """-> class scores [b, num_classes] in [0, 1]."""

@@ -109,6 +109,12 @@ class ConvBN(nn.Module):
         return self.bn(self.conv(x))
 
 
+def scores_are_lengths(model: nn.Module) -> bool:
+    """Whether scores are independent numbers in [0, 1], such as lengths of capsules, and not logits. A model whose
+    capsules do not tell says so itself."""
+    return bool(getattr(model, "scores_are_lengths", hasattr(model, "forward_capsules")))
+
+
 @contextlib.contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Every module is in eval mode meanwhile and in its own mode again afterwards, however that comes.
