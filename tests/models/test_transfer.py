@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from mspcaps import list_models
+from mspcaps.capsules import DynamicRouting
 from mspcaps.errors import MspcapsError
-from mspcaps.models import create_model
+from mspcaps.models import create_model, register_model, registry
 from mspcaps.models.pretrained import load_model, save_weights
 from mspcaps.models.transfer import depends_on_classes, on_grid, transfer
 
@@ -159,3 +161,22 @@ def test_refusals_in_one_sentence(tmp_path):
     save_weights(tmp_path / "odd", model, tensors)
     with pytest.raises(MspcapsError, match=r"odd does not fit the model: routing.1.w2 is \(1,\)"):
         begun(tmp_path / "odd", CLASSES)
+
+
+def test_a_model_of_another_kind(tmp_path, monkeypatch):
+    """A depthwise kernel as large as the map has one channel, as a grey image has, and votes have their places too."""
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def depthwise(num_classes, in_chans, img_size, **task):
+        model = nn.Sequential(nn.Conv2d(in_chans, 4, 1), nn.Conv2d(4, 4, img_size, groups=4))
+        model.add_module("routing", DynamicRouting(img_size[0] * img_size[1], 4, num_classes, 2))
+        return model
+
+    written(tmp_path / "w", "depthwise", in_chans=1, img_size=(4, 6))
+    _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=1, img_size=(6, 6))
+    assert done.fresh == {"1.weight": "other shape", "routing.w": "other grid"} and not done.fitted
+    _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=1, img_size=(6, 4))
+    assert "routing.w" in done.fresh, "as many votes, but of other places"
+    _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=3, img_size=(4, 6))
+    assert done.fitted == {"0.weight": "1 to 3 channels"} and not done.fresh

@@ -76,13 +76,18 @@ def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) 
         elif tensor.shape == wanted:
             state[name] = tensor
             taken.append(name)
-        elif tensor.ndim == 4 and tensor.shape[1] == theirs["in_chans"] and wanted[1] == ours["in_chans"]:
+        elif differs_in_channels(tensor.shape, wanted, theirs["in_chans"], ours["in_chans"]):
             state[name] = tensor.sum(1, keepdim=True).expand(wanted) / ours["in_chans"]
             fitted[name] = f"{theirs['in_chans']} to {ours['in_chans']} channels"
         else:
             fresh[name] = "other shape"
     model.load_state_dict(state)
     return Transfer(source, sha256_of(path), tuple(taken), fitted, fresh)
+
+
+def differs_in_channels(shape: Sequence[int], wanted: Sequence[int], theirs: int, ours: int) -> bool:
+    """Whether this is a convolution on the image and nothing but the channels changed: a depthwise one has 1, too."""
+    return len(shape) == 4 and list(wanted) == [shape[0], ours, *shape[2:]] and shape[1] == theirs
 
 
 def depends_on_classes(config: dict[str, Any]) -> set[str]:
@@ -103,8 +108,10 @@ def places(model: nn.Module) -> dict[str, Any]:
         elif isinstance(module, CrossAgreementRouting):
             window = (module.fine[0] // module.coarse[0], module.fine[1] // module.coarse[1])
             found |= {f"{name}.w1": (module.coarse, window), f"{name}.w2": module.coarse}
-        elif isinstance(module, DynamicRouting) or name == "head":
-            found |= {f"{name}.{parameter}": getattr(model, "grids", None) for parameter in ("w", "weight")}
+        elif isinstance(module, DynamicRouting):  # of another family nothing is known but the size of the images
+            found[f"{name}.w"] = getattr(model, "grids", config_of(model)["img_size"])
+        elif name == "head":
+            found["head.weight"] = getattr(model, "grids", None)
     return found
 
 
