@@ -23,7 +23,7 @@ from training_makers import bars
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.models import create_model
+from mspcaps.models import create_model, register_model, registry
 from mspcaps.models.pretrained import load_model
 from mspcaps.models.summary import summarize
 from mspcaps.training import Recipe, Trainer, evaluator, ledger, setup, sweep, train
@@ -32,7 +32,7 @@ from mspcaps.training.distributed import World
 from mspcaps.training.plan import StreamingPlan
 from mspcaps.training.recipe import filled
 from mspcaps.training.setup import default_form, load_images
-from mspcaps.training.step import Form, compiler_works
+from mspcaps.training.step import Form, compiled, compiler_works
 from mspcaps.training.sweep import expected_seconds, run_sweep, share_of_device
 
 CPU = torch.device("cpu")
@@ -494,3 +494,47 @@ def test_a_run_of_a_catalog_set_is_only_known_by_its_whole_recipe(tmp_path: Path
         ledger.is_in_ledger(tmp_path, recipe)
     ledger.write_entry(tmp_path, recipe, {"recipe": filled(recipe).to_dict()})
     assert ledger.is_in_ledger(tmp_path, recipe)
+
+
+class Head(nn.Module):
+    """A model of another kind."""
+
+    loss = staticmethod(nn.functional.cross_entropy)
+
+    def __init__(self, num_classes: int, in_chans: int, img_size: tuple[int, int], **task: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(in_chans * img_size[0] * img_size[1], num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.flatten(1))
+
+
+def test_a_model_that_cannot_be_trained_gets_a_sentence(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def lossless(**task: Any) -> nn.Module:
+        model = Head(**task)
+        model.loss = None  # type: ignore[assignment]
+        return model
+
+    @register_model
+    def with_a_spare(**task: Any) -> nn.Module:
+        model = Head(**task)
+        model.add_module("decoder", nn.Linear(2, 2))
+        return model
+
+    with pytest.raises(MspcapsError, match=r"lossless cannot be trained: it has no loss\(scores, labels\)"):
+        train(recipe_for(tiny_npz, model="lossless"), "cpu", out=tmp_path, results=tmp_path)
+    with pytest.raises(MspcapsError, match=r"the loss does not depend on decoder\.weight: leave it out"):
+        train(recipe_for(tiny_npz, model="with_a_spare"), "cpu", out=tmp_path, results=tmp_path)
+
+
+def test_what_the_compiler_refuses_gets_a_sentence() -> None:
+    def unsteady(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum().item() > 0 else -x
+
+    with pytest.raises(MspcapsError, match=r"^the model cannot be compiled: .+; train it with --form eager$"):
+        compiled(unsteady)(torch.ones(2))

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from mspcaps.errors import MspcapsError
+
 
 class FlatGroup:
     """The parameters of one working precision: master weights and moments as flat fp32 vectors."""
@@ -62,13 +64,25 @@ class FlatAdamW:
     def params(self) -> list[nn.Parameter]:
         return [p for group in self.groups for p in group.params]
 
-    def flat_gradients(self, grads: Iterable[Tensor]) -> list[Tensor]:
+    def flat_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
         """Gradients in the order of `params` -> one flat vector per group."""
-        grads, flat = list(grads), []
+        grads, flat = self.all_there(gradients), []
         for group in self.groups:
             mine, grads = grads[: len(group.params)], grads[len(group.params) :]
             flat.append(torch.cat([in_memory_order(g, p).reshape(-1) for g, p in zip(mine, group.params, strict=True)]))
         return flat
+
+    def all_there(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
+        """A parameter without a gradient would stay as it is, or decay, and nobody would know."""
+        found = []
+        for p, g in zip(self.params, gradients, strict=True):
+            if g is None:
+                raise MspcapsError(
+                    f"the loss does not depend on {self.names[id(p)]}: leave it out of the model, or freeze it with "
+                    "requires_grad_(False)"
+                )
+            found.append(g)
+        return found
 
     def step(self, flat_gradients: list[Tensor]) -> None:
         self.steps += 1

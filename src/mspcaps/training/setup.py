@@ -170,6 +170,8 @@ def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = create_model(recipe.model, len(train.classes), train.channels, train.size, mean, std)
+    if not callable(getattr(model, "loss", None)):
+        raise MspcapsError(f"{recipe.model} cannot be trained: it has no loss(scores, labels)")
     scale_initial_weights(model, recipe.initial_scale)
     return model
 

@@ -6,13 +6,14 @@ the captured form replays without the CPU.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.data.augment import augmented
+from mspcaps.errors import MspcapsError
 from mspcaps.training.distributed import World
 from mspcaps.training.optimizer import FlatAdamW, adamw_update
 from mspcaps.training.plan import Plan
@@ -50,7 +51,7 @@ class Step:
         """-> loss of this process's share of the batch, flat gradients of the whole batch."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             loss = self.loss(self.model, self.plan)
-        gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params))
+        gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
         self.world.average(gradients)
         return loss, gradients
 
@@ -145,5 +146,19 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # A sweep meets many models and data sets in one process; of newer PyTorch every thread has a limit of its own.
     torch._dynamo.config.recompile_limit = 256
     if function not in _compiled:
-        _compiled[function] = torch.compile(function, fullgraph=True, dynamic=False)
+        _compiled[function] = or_a_sentence(torch.compile(function, fullgraph=True, dynamic=False))
     return _compiled[function]
+
+
+def or_a_sentence(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the compiler refuses is in the model, and the eager form takes it."""
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = str(error).strip().partition("\n")[0]
+            raise MspcapsError(f"the model cannot be compiled: {why}; train it with --form eager") from error
+
+    return call
