@@ -43,3 +43,12 @@ def test_what_makes_no_sense_is_refused(factors, sentence):
 def test_a_model_without_votes():
     with pytest.raises(MspcapsError, match="names votes, but the model has none"):
         scale_initial_weights(made("resnet20"), {"votes": 2.0})
+
+
+def test_convolutions_of_any_name():
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Linear(2, 2))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    scale_initial_weights(model, {"convolutions": 2.0})
+    assert all(
+        torch.equal(t, before[name] * (2 if name == "0.weight" else 1)) for name, t in model.state_dict().items()
+    )

@@ -7,10 +7,10 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 
-KINDS: Mapping[str, Callable[[str], bool]] = {  # by the name of a parameter
-    "votes": lambda name: name.startswith("routing."),
-    "positions": lambda name: name.endswith(".position"),
-    "convolutions": lambda name: name.endswith(".conv.weight"),
+KINDS: Mapping[str, Callable[[str, nn.Module], bool]] = {  # by the name of a parameter and the module that has it
+    "votes": lambda name, module: name.startswith("routing."),
+    "positions": lambda name, module: name.endswith(".position"),
+    "convolutions": lambda name, module: isinstance(module, nn.Conv2d) and name.endswith(".weight"),
 }
 
 
@@ -21,7 +21,12 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
             raise MspcapsError(f"initial_scale has no {kind!r}: the kinds are {', '.join(KINDS)}")
         if type(factor) not in (int, float) or not 0 <= factor < float("inf"):
             raise MspcapsError(f"initial_scale of {kind} is {factor!r}, but must be a number that is not negative")
-        found = [p for name, p in model.named_parameters() if KINDS[kind](name)]
+        found = [
+            p
+            for place, module in model.named_modules()
+            for name, p in module.named_parameters(place, recurse=False)
+            if KINDS[kind](name, module)
+        ]
         if not found:
             raise MspcapsError(f"initial_scale names {kind}, but the model has none")
         with torch.no_grad():
