@@ -95,3 +95,11 @@ def test_a_frozen_norm_stays_frozen():
     model.blocks[0].first.bn.eval()
     fgsm(model, torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), 0.1)
     assert model.training and not model.blocks[0].first.bn.training
+
+
+def test_images_and_labels_that_make_no_sense():
+    model, images, labels = Linear(torch.eye(2, 4)), torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+    with pytest.raises(MspcapsError, match="divide bytes by 255"):
+        fgsm(model, (images * 255).byte(), labels, 0.1)
+    with pytest.raises(MspcapsError, match="labels run from 1 to 2, but there are 2 classes"):
+        fgsm(model, images, labels + 1, 0.1)

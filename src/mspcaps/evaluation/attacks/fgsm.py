@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mspcaps.capsules.losses import check_labels
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import in_eval_mode
+from mspcaps.models.layers import check_floating, in_eval_mode
 
 
 def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float) -> Tensor:
@@ -25,8 +26,11 @@ def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float) -> Tensor
     """
     if not (math.isfinite(eps) and 0 <= eps <= 1):
         raise MspcapsError(f"eps is {eps}, but must lie between 0 and 1, such as 8/255")
+    check_floating(images)
     # BatchNorm must not mix the images of a batch, nor learn from them
     with in_eval_mode(model), torch.enable_grad():
         x = images.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(F.cross_entropy(model(x), labels, reduction="sum"), x)
+        scores = model(x)
+        check_labels(labels, scores.shape[1])
+        (slope,) = torch.autograd.grad(F.cross_entropy(scores, labels, reduction="sum"), x)
     return (images + eps * slope.sign()).clamp(0, 1)
