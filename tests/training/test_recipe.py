@@ -10,7 +10,7 @@ import torch
 from mspcaps.data import CATALOG, Augmentation, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import list_models
-from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_folder
+from mspcaps.training.recipe import Recipe, differences, list_recipes, load_recipe, override, recipe_folder
 from mspcaps.training.setup import choose_device
 from mspcaps.training.sweep import load_sweep
 
@@ -157,3 +157,12 @@ def test_names_stay_short_and_say_whose_data_it_is() -> None:
 def test_devices_that_are_not_known(name: str) -> None:
     with pytest.raises(MspcapsError, match=f"there is no device '{name}': cpu and cuda are known"):
         choose_device(name)
+
+
+def test_a_field_younger_than_a_file_had_its_default() -> None:
+    recipe = Recipe(augment=Augmentation(crop=4))
+    written = recipe.to_dict()
+    del written["balance"], written["augment"]["rotate"]
+    assert differences(recipe, written) == []
+    assert differences(replace(recipe, augment=Augmentation(crop=4, rotate=5.0)), written) == ["augment"]
+    assert differences(recipe, written | {"augment": None}) == ["augment"]

@@ -11,7 +11,7 @@ from typing import Any
 from mspcaps.data.catalog import CATALOG
 from mspcaps.errors import MspcapsError
 from mspcaps.training.ledger import read_entry
-from mspcaps.training.recipe import Recipe, filled, list_recipes, load_recipe
+from mspcaps.training.recipe import Recipe, filled, list_recipes, load_recipe, with_defaults
 
 _NEEDED = {  # of an entry, and of the tables inside it
     "": ("model", "params", "dataset", "provenance", "recipe", "seed", "accuracy", "curve", "seconds", "device"),
@@ -127,7 +127,7 @@ def read_run(path: Path, folder: Path) -> Run:
     stated = {"last": curve["accuracy"][-1], "best": max(curve["accuracy"])} if curve_ends else {}
     if not stated or any(not math.isclose(accuracy[key], value, abs_tol=1e-3) for key, value in stated.items()):
         raise MspcapsError(f"{path} was changed: its accuracy is not that of its curve of {recipe['epochs']} epochs")
-    recipe = {**Recipe().to_dict(), **recipe}  # a field younger than the run had its default
+    recipe = with_defaults(recipe)
     del recipe["seed"]
     return Run(
         model=entry["model"], dataset=entry["dataset"], seed=entry["seed"], params=entry["params"],

@@ -183,9 +183,16 @@ def override(recipe: Recipe, **changes: Any) -> Recipe:
 
 def differences(recipe: Recipe, written: dict[str, Any]) -> list[str]:
     """The fields in which a recipe differs from one that a file holds."""
-    written = Recipe().to_dict() | written  # a field younger than the file had its default
-    mine = recipe.to_dict()
+    written, mine = with_defaults(written), recipe.to_dict()
     return [key for key in mine if mine[key] != written[key] and not (key == "data" and _same(mine[key], written[key]))]
+
+
+def with_defaults(written: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as a file holds it, whole: a field younger than the file had its default, one of `augment` as well."""
+    whole = Recipe().to_dict() | written
+    if isinstance(whole["augment"], dict):
+        whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
+    return whole
 
 
 def _same(data: str, other: str) -> bool:
