@@ -1,4 +1,4 @@
-"""The reference library for capsule networks, built around MSPCaps."""
+"""A library for capsule networks, built around MSPCaps."""
 
 import importlib
 from collections.abc import Iterable, Sequence

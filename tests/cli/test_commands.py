@@ -113,6 +113,25 @@ def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     assert weights.stat().st_mtime_ns > written
 
 
+def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place):
+    """As for somebody who makes a published figure again in a clone: the ledger is there, the weights are not."""
+    draw(place / "pictures")
+    assert say("train", "--data", "pictures", *TINY).status == 0
+    (entry,) = place.glob("results/*/*/*.json")
+    entry.write_text(entry.read_text().replace('"commit": ', '"commit": "published", "was": '))
+    before = entry.read_bytes()
+    spoken = say("train", "--data", "pictures", *TINY, "--out", "elsewhere")
+    assert spoken.status == 0 and entry.read_bytes() == before
+    last = json.loads(before)["accuracy"]["last"]
+    told = f"the ledger has this run already, with {last:.2f} % after the last epoch: this one goes into results/again"
+    assert told in spoken.out
+    (repeated,) = place.glob("results/again/*/*/*.json")
+    assert repeated.relative_to(place / "results/again") == entry.relative_to(place / "results")
+    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere").out.startswith("done already: ")
+    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere", "--again").status == 0
+    assert entry.read_bytes() != before
+
+
 def test_own_pictures_get_a_batch_that_fits(say, place):
     draw(place / "pictures", count=40)
     spoken = say("train", "--data", "pictures", "--model", "mspcaps_t_scale16", "--epochs", 1, "--device", "cpu")

@@ -366,7 +366,7 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
         enter_three(name, middle)
     text = ablation_files(read_report(ledger))["ablations.md"].split("\n## ")
     scales, routing, sharing, patches, _ = (part.strip().split("\n")[-1] for part in text[1:])
-    assert scales == "**As a whole it holds.**"
+    assert scales == "**As a whole it holds**."
     assert routing == (
         "**As a whole it is not shown**: nothing that speaks for it stands out from the spread of the seeds. In 1 of 2 "
         "it is clearly the other way round. What there is here is smaller than printed, for the paper has more than "
@@ -374,6 +374,11 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
     )
     assert sharing.startswith("**As a whole it holds in part**, in 1 of 2 comparisons.")
     assert patches.endswith("are not trained yet.")
+    short = (
+        "What the paper concludes from its ablations, put to our runs: “Several scales help” holds; “Sharing helps T and "
+        "hurts L” holds in part; “Cross-agreement beats dynamic routing” is not shown. [Each"
+    )
+    assert short in markdown.readme_block(read_report(ledger))
 
 
 def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):

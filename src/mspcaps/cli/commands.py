@@ -116,8 +116,8 @@ def evaluate(
 ) -> None:
     """Accuracy, loss and calibration of trained weights, in all and per class.
 
-    Confidence is the winning length over the sum of all lengths (of a model without capsules: softmax); the calibration
-    error is the mean gap between it and the accuracy, over 15 bins.
+    Confidence is the length of the winner (of a model without capsules: softmax); the calibration error is the mean gap
+    between it and the accuracy, over 15 bins.
 
     Args:
         weights: A .safetensors file that mspcaps wrote, a name that `mspcaps models --pretrained` shows, or the .onnx

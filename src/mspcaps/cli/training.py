@@ -110,12 +110,13 @@ def train(
         out: Folder for weights and checkpoints.
         results: Folder of the ledger, which gets one JSON file per finished run.
         log_dir: Also write loss, learning rate and accuracy for TensorBoard into this folder.
-        again: Train anew what is done already.
+        again: Train anew what is done already; its entry takes the place of the one before.
     """
     from mspcaps import train as run
+    from mspcaps.files import sha256_of
     from mspcaps.training import list_recipes
     from mspcaps.training.checkpoint import run_folder
-    from mspcaps.training.ledger import entry_path, is_in_ledger, read_entry
+    from mspcaps.training.ledger import AGAIN, entry_path, is_in_ledger, last_accuracy, read_entry
     from mspcaps.training.recipe import measured_on
     from mspcaps.training.setup import images_of_own
 
@@ -125,13 +126,15 @@ def train(
     chosen = choose_recipe(recipe, changes)
     done = run_folder(out, chosen) / "last.safetensors"
     if not again and done.is_file() and is_in_ledger(results, chosen, images_of_own(chosen)):
-        last = read_entry(entry_path(results, chosen))["accuracy"]["last"]
+        twice = entry_path(results / AGAIN, chosen)
+        repeated = twice.is_file() and read_entry(twice).get("weights_sha256") == sha256_of(done)
+        last = last_accuracy(results / AGAIN if repeated else results, chosen)
         print(f"done already: {last:.2f} % after the last epoch; --again trains it anew, --seed and --name another one")
         print(f"weights: {done}")
         return
     board = TensorBoard(log_dir) if log_dir else None
     with resumable_progress(board) as (listener, stop):
-        result = run(chosen, device, form=form, out=out, results=results, listener=listener, stop=stop)
+        result = run(chosen, device, form=form, out=out, results=results, listener=listener, stop=stop, again=again)
     if result.entry:  # one process of several speaks
         accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
         best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"

@@ -116,13 +116,10 @@ def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Prog
 def confidence(scores: Tensor, lengths: bool) -> Tensor:
     """How sure the model is of its answer, in [0, 1]: scores [n, K] -> [n].
 
-    Capsule lengths (`lengths`) are independent numbers in [0, 1): the winning one is divided by the sum of all, and a
-    picture that wakes no capsule has confidence 1 / K. Logits go through softmax.
+    Of capsule lengths (`lengths`), each of which says whether its class is there, it is the winning one; logits go
+    through softmax.
     """
-    if not lengths:
-        return scores.softmax(1).amax(1)
-    total = scores.sum(1)
-    return torch.where(total > 0, scores.amax(1) / total.clamp_min(1e-12), 1 / scores.shape[1])
+    return (scores if lengths else scores.softmax(1)).amax(1)
 
 
 def calibration_error(sure: Tensor, right: Tensor, bins: int = BINS) -> float:

@@ -10,6 +10,8 @@ from mspcaps.report.runs import Group, Run, follows, grouped
 from mspcaps.report.tables import NONE, between, in_brackets, signed, with_n
 from mspcaps.training.recipe import list_recipes, load_recipe
 
+HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "is not shown"
+
 
 @dataclass(frozen=True)
 class Side:
@@ -149,7 +151,7 @@ class Comparison:
             return "too close to tell"
         if self.claim.source is None:
             return f"{(self.better if self.holds else self.worse).words} is better"
-        return "does not hold: it is the other way round" if self.reversed else "holds"
+        return "does not hold: it is the other way round" if self.reversed else HOLDS
 
     @property
     def interval(self) -> str:
@@ -197,21 +199,47 @@ def as_a_whole(claim: Claim, pairs: Sequence[Comparison]) -> str:
     """What follows from all comparisons of a claim together; empty while runs are missing."""
     if claim.source is None:
         return what_follows(claim, pairs)
-    if any(pair.difference is None for pair in pairs):
+    whole, held = verdict_on(pairs), sum(pair.holds for pair in pairs)
+    if not whole:
         return ""
-    held, turned = sum(pair.holds for pair in pairs), sum(pair.reversed for pair in pairs)
-    if held == len(pairs):
-        said = ["**As a whole it holds.**"]
-    elif held:
-        said = [f"**As a whole it holds in part**, in {held} of {len(pairs)} comparisons."]
-    else:
-        said = ["**As a whole it is not shown**: nothing that speaks for it stands out from the spread of the seeds."]
-    if turned:
+    because = {
+        HOLDS: "",
+        IN_PART: f", in {held} of {len(pairs)} comparisons",
+        NOT_SHOWN: ": nothing that speaks for it stands out from the spread of the seeds",
+    }
+    said = [f"**As a whole it {whole}**{because[whole]}."]
+    if turned := sum(pair.reversed for pair in pairs):
         said.append(f"In {turned} of {len(pairs)} it is clearly the other way round.")
     smaller = "; ".join(f"{p.better.words} against {p.worse.words}" for p in pairs if p.smaller_than_printed)
     if smaller:
         said.append(f"What there is here is smaller than printed, for the paper has more than our interval: {smaller}.")
     return " ".join(said)
+
+
+def verdict_on(pairs: Sequence[Comparison]) -> str:
+    """On a claim of the paper; empty while runs are missing."""
+    if any(pair.difference is None for pair in pairs):
+        return ""
+    held = sum(pair.holds for pair in pairs)
+    return HOLDS if held == len(pairs) else IN_PART if held else NOT_SHOWN
+
+
+def in_short(groups: Mapping[str, Group]) -> str:
+    """All claims in two sentences; empty while none of the paper's is trained whole."""
+    compared = {claim: comparisons(claim, groups) for claim in CLAIMS}
+    judged = {claim: verdict_on(pairs) for claim, pairs in compared.items() if claim.source}
+    said = []
+    for verdict in (HOLDS, IN_PART, NOT_SHOWN):
+        if titles := [f"“{claim.title}”" for claim, found in judged.items() if found == verdict]:
+            words = verdict if len(titles) == 1 else verdict.replace("holds", "hold").replace("is", "are")
+            said.append(f"{' and '.join(titles)} {words}")
+    if not said:
+        return ""
+    better = [
+        pair.worse.words for claim, pairs in compared.items() if not claim.source for pair in pairs if pair.reversed
+    ]
+    also = f" Clearly more accurate than the routing, on the same features: {' and '.join(better)}." if better else ""
+    return f"What the paper concludes from its ablations, put to our runs: {'; '.join(said)}.{also}"
 
 
 def what_follows(claim: Claim, pairs: Sequence[Comparison]) -> str:

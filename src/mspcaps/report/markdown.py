@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from mspcaps.report.conclusions import CLAIMS, as_a_whole, comparisons
+from mspcaps.report.conclusions import CLAIMS, as_a_whole, comparisons, groups_of, in_short
 from mspcaps.report.grid import GENERATED, grid
 from mspcaps.report.missed import MISSED, missed
 from mspcaps.report.runs import Group, Run
@@ -11,7 +11,9 @@ from mspcaps.report.speed import AGAIN
 from mspcaps.report.tables import HEADS, INTERVAL, NONE, Report, Row, Table, comparison, notes, quoted_notes, with_n
 
 BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
+NEAR = 0.5  # points
 EMPTY = "No run is in the ledger yet: every row awaits its first."
+WHERE = "Each is one file of the ledger: `results/DATA/MODEL/RECIPE-seedN.json`."
 RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
 
 
@@ -25,7 +27,7 @@ def render(report: Report) -> str:
         parts += ["", *section(table)]
     for table in report.beyond:
         parts += ["", *section(table)]
-    parts += ["", "## All runs", "", *all_runs(report.runs)]
+    parts += ["", "## All runs", "", WHERE, "", *all_runs(report.runs)] if report.runs else []
     return _joined(parts)
 
 
@@ -70,6 +72,8 @@ def readme_block(report: Report) -> str:
         provenances = sorted({line for table in report.main for line in table.provenances})
         parts += [*grid(heads, rows, right=(2, 3, 4, 5)), "", notes(report)[0]]
         parts += ["", "Data: " + " ".join(provenances)] if provenances else []
+        if short := in_short(groups_of(report.runs)):
+            parts += ["", f"{short} [Each of them, with figures](docs/ablations.md)."]
     else:
         parts.append(EMPTY)
     return "\n".join([*parts, END])
@@ -85,10 +89,12 @@ def summary(report: Report) -> str:
     if not report.runs:
         return EMPTY
     trained = [row for row in report.paper_rows if row.group]
-    reached = [row for row in trained if row.gap is not None and row.gap >= 0]
+    gaps = [row.gap for row in trained if row.gap is not None]
+    above, below = sum(gap > NEAR for gap in gaps), sum(gap < -NEAR for gap in gaps)
     return (
         f"Trained so far: {len(trained)} of the paper's {len(report.paper_rows)} figures; the ledger holds "
-        f"{len(report.runs)} runs in all. The mean of our best epochs reaches {len(reached)} of these {len(trained)}."
+        f"{len(report.runs)} runs in all. The mean of our best epochs lies within half a point of "
+        f"{len(gaps) - above - below} of these {len(trained)}, above {above} and below {below} of them."
     )
 
 
@@ -128,7 +134,7 @@ def missed_section(report: Report) -> list[str]:
 def compared(table: Table) -> list[str]:
     heads, rows = comparison(table)
     shown = [(f"**{cells[0]}**" if kind == "ours" else cells[0], *cells[1:]) for kind, cells in rows]
-    text = " ".join(note.replace("*", "\\*", 1) if note[0] == "*" else note for note in quoted_notes())
+    text = " ".join(note.replace("*", "\\*", 1) if note[0] == "*" else note for note in quoted_notes(table))
     return [*grid(heads, escape_stars(shown), right=range(2, len(heads))), "", text]
 
 
@@ -138,8 +144,6 @@ def escape_stars(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def all_runs(runs: Sequence[Run]) -> list[str]:
-    if not runs:
-        return [EMPTY]
     return grid(RUN_HEADS, [run_cells(run) for run in runs], right=(3, 4, 5, 6, 7))
 
 

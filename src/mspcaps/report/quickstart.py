@@ -59,8 +59,9 @@ def quickstart(
     recorder = Recorder(listener)
     # a ledger of its own: trials do not belong into results/
     result = train(
-        recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder, stop=stop
-    )
+        recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder, stop=stop,
+        again=True,
+    )  # fmt: skip
     size = result.recipe.image_size
     data = load_dataset(result.recipe.data, "test", size)
     found = evaluate(result.model, data)

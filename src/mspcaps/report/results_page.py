@@ -171,7 +171,7 @@ def baselines(table: Table) -> str:
         + "</tr>"
         for kind, cells in rows
     )
-    note = f'<p class="note under">{escape(" ".join(quoted_notes()))}</p>'
+    note = f'<p class="note under">{escape(" ".join(quoted_notes(table)))}</p>'
     return (
         '<h3 class="beside">Beside the baselines of the paper</h3><div class="wide"><table class="plain"><thead><tr>'
         f"{head_cells(heads, 2)}</tr></thead><tbody>{body}</tbody></table></div>{note}"

@@ -238,9 +238,12 @@ def binomial(report: Report) -> str:
     return "its binomial standard error is for " + ", ".join(said)
 
 
-def quoted_notes() -> list[str]:
+def quoted_notes(table: Table) -> list[str]:
+    assert table.source is not None
+    daggers = [paper.DAGGER] if any("†" in baseline.network for baseline in table.source.baselines) else []
     return [
         "Quoted is what the paper prints, not trained here; its own accuracies are best epochs.",
         paper.ASTERISK,
-        paper.DAGGER,
+        *daggers,
+        table.source.clash,
     ]

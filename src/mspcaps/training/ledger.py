@@ -13,6 +13,8 @@ from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
 from mspcaps.training.recipe import Recipe, differences, filled
 
+AGAIN = "again"  # a ledger inside the ledger: runs of it that were made a second time
+
 
 def entry_path(results: Path, recipe: Recipe) -> Path:
     return results / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
@@ -32,6 +34,11 @@ def read_entry(path: Path) -> dict[str, Any]:
     if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
         raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
     return entry
+
+
+def last_accuracy(results: Path, recipe: Recipe) -> float:
+    """In percent, of a run that the ledger has."""
+    return float(read_entry(entry_path(results, recipe))["accuracy"]["last"])
 
 
 def device_name(device: torch.device) -> str:

@@ -20,7 +20,7 @@ LARGEST_IMAGE = 2048  # pixels a side; beyond that it is a slip of the pen
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. Two runs with equal recipes compute the same thing."""
+    """One training run. Two runs with equal recipes compute the same thing, as far as their machine rounds alike."""
 
     model: str = "mspcaps_t"
     """Name of a registered model."""

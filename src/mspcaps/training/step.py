@@ -157,6 +157,8 @@ def or_a_sentence(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         try:
             return function(*args)
+        except torch._dynamo.exc.BackendCompilerFailed:  # a compiler of this machine, not the model
+            raise
         except torch._dynamo.exc.TorchDynamoException as error:
             why = str(error).strip().partition("\n")[0]
             raise MspcapsError(f"the model cannot be compiled: {why}; train it with --form eager") from error

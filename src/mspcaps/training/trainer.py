@@ -86,7 +86,9 @@ class Trainer:
         find_weights: FindWeights = lambda file: Path(file).expanduser(),
         say: Callable[[str], None] = print,
         stop: threading.Event | None = None,
+        again: bool = False,
     ) -> None:
+        self.again = again  # whether the entry of an equal run is replaced, not left as it is
         self.device, self.listener, self.save_every, self.results = device, listener, save_every, Path(results)
         self.stop = stop or threading.Event()  # once set, the run ends after the chunk of steps that it is at
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
@@ -130,7 +132,13 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Result | None:
         """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
         saves a checkpoint and returns None."""
-        ledger.is_in_ledger(self.results, self.recipe)  # a finished run is not overwritten by another one
+        if ledger.is_in_ledger(self.results, self.recipe) and not self.again:
+            before = ledger.last_accuracy(self.results, self.recipe)
+            self.results /= ledger.AGAIN
+            self.say(
+                f"the ledger has this run already, with {before:.2f} % after the last epoch: this one goes into "
+                f"{self.results}"
+            )
         check_writable(ledger.entry_path(self.results, self.recipe).parent, "the ledger cannot be written into")
         busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
