@@ -375,8 +375,8 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
     assert sharing.startswith("**As a whole it holds in part**, in 1 of 2 comparisons.")
     assert patches.endswith("are not trained yet.")
     short = (
-        "What the paper concludes from its ablations, put to our runs: “Several scales help” holds; “Sharing helps T and "
-        "hurts L” holds in part; “Cross-agreement beats dynamic routing” is not shown. [Each"
+        "What the paper concludes from its ablations, put to our runs: “Several scales help” holds; “Sharing helps T "
+        "and hurts L” holds in part; “Cross-agreement beats dynamic routing” is not shown. [Each"
     )
     assert short in markdown.readme_block(read_report(ledger))
 
