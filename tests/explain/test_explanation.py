@@ -137,7 +137,7 @@ def test_rectangles_tile_the_image(name, size):
         covered = torch.zeros(size, dtype=torch.int64)
         for index in range(scale.grid[0] * scale.grid[1]):
             rect = scale.rect(index)
-            assert rect.area > 0
+            assert rect.top < rect.bottom and rect.left < rect.right
             covered[rect.top : rect.bottom, rect.left : rect.right] += 1
         rows, columns = (min(n * scale.cell, side) for n, side in zip(scale.grid, size, strict=True))
         assert (covered[:rows, :columns] == 1).all()

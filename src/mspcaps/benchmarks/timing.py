@@ -119,8 +119,9 @@ class MatrixProduct:
         }
 
 
-def significant(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}g}")
+def significant(value: float) -> float:
+    """To four digits."""
+    return float(f"{value:.4g}")
 
 
 def quantile(samples: list[float], share: float) -> float:

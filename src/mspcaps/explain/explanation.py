@@ -115,7 +115,7 @@ def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambd
     blocks = run_routing(list(frozen.routing), frozen.forward_primary(x))
     img_size = (x.shape[2], x.shape[3])
     scales = tuple(
-        Scale(2**i, frozen.patch * 2**i, grid, img_size) for i, grid in zip(frozen.scales, frozen.grids, strict=True)
+        Scale(frozen.patch * 2**i, grid, img_size) for i, grid in zip(frozen.scales, frozen.grids, strict=True)
     )
     count = blocks[-1].couplings.shape[2]
     names = getattr(frozen, "about", {}).get("classes") or [str(label) for label in range(count)]

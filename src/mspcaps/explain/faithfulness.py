@@ -75,9 +75,9 @@ def cell_sums(heat: Tensor, cell: int) -> Tensor:
     return F.avg_pool2d(heat[:, None], cell).flatten(1) * cell**2
 
 
-def ranks(values: Tensor, seed: int = 0) -> Tensor:
+def ranks(values: Tensor) -> Tensor:
     """[b, n] -> int64 [b, n]: 0 for the highest value; equal values in an order drawn at random, not by place."""
-    shuffle = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(values.device)
+    shuffle = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(0)).to(values.device)
     order = shuffle[values[:, shuffle].argsort(dim=1, descending=True, stable=True)]
     return order.argsort(1)
 

@@ -18,10 +18,6 @@ class Rect(NamedTuple):
     bottom: int
     right: int
 
-    @property
-    def area(self) -> int:
-        return (self.bottom - self.top) * (self.right - self.left)
-
 
 class Scale(NamedTuple):
     """One of the model's scales: the grid of its capsules, and how many pixels one cell of it is wide.
@@ -30,8 +26,7 @@ class Scale(NamedTuple):
     its receptive field, is larger: every convolution on the way adds a margin.
     """
 
-    stride: int  # 1, 2 or 4 pixels per number of the feature map
-    cell: int  # pixels: p times stride
+    cell: int  # pixels: the patch times the stride of its feature map
     grid: Grid
     img_size: tuple[int, int]
 

@@ -96,9 +96,7 @@ def describe(model: nn.Module) -> Metadata:
 
 
 @torch.no_grad()
-def check_parity(
-    model: nn.Module, about: Metadata, run: Callable[[np.ndarray], np.ndarray], tolerance: float = TOLERANCE
-) -> dict[int, float]:
+def check_parity(model: nn.Module, about: Metadata, run: Callable[[np.ndarray], np.ndarray]) -> dict[int, float]:
     """Batch -> largest difference of a score, on random images; a sentence if one is too large."""
     generator, differences = torch.Generator().manual_seed(0), {}
     model = at_rest(model)
@@ -107,7 +105,7 @@ def check_parity(
         expected = model(images).numpy()
         found = run(images.numpy())
         largest = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
-        allowed = tolerance * max(1.0, float(np.abs(expected).max()))
+        allowed = TOLERANCE * max(1.0, float(np.abs(expected).max()))
         if not largest <= allowed:  # also when it is not a number
             raise MspcapsError(
                 f"the exported {about.model} differs from PyTorch by {largest:.1e} at batch {batch}, but may by "

@@ -13,6 +13,7 @@ from mspcaps.report.svg import confusion_chart, line_chart, smoothed
 from mspcaps.training import Epoch
 
 SHOWN_LENGTHS = 4  # of the class capsules, per example
+MOST_EXAMPLES = 10  # of each kind
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,17 @@ def choose_right(found: Evaluation) -> list[int]:
         if len(members):
             order = sure[members].argsort()
             chosen.append(int(members[order[len(order) // 2]]))
-    return chosen[:10]
+    return chosen[:MOST_EXAMPLES]
 
 
-def choose_wrong(found: Evaluation, count: int = 10) -> list[int]:
+def choose_wrong(found: Evaluation) -> list[int]:
     """The surest mistakes, at most one per pair of classes."""
     sure = confidence(found.scores, True)
     members = (found.labels != found.predictions).nonzero().flatten()
     chosen: dict[tuple[int, int], int] = {}
     for index in members[sure[members].argsort(descending=True)].tolist():
         chosen.setdefault((int(found.labels[index]), int(found.predictions[index])), index)
-    return list(chosen.values())[:count]
+    return list(chosen.values())[:MOST_EXAMPLES]
 
 
 def examples(title: str, note: str, indices: Sequence[int], page: Page) -> str:

@@ -7,15 +7,16 @@ from html import escape
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 18, 42
+STEPS = 5  # about so many from the first tick of an axis to the last
 
 
-def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from at most `low` to at least `high`, some `about` of them."""
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from at most `low` to at least `high`, a handful of them."""
     if high - low < 1e-6:
         low, high = low - 1, high + 1
     span = high - low
-    power = 10.0 ** math.floor(math.log10(span / about))
-    step = next(s * power for s in (1, 2, 5, 10) if s * power * about >= span)
+    power = 10.0 ** math.floor(math.log10(span / STEPS))
+    step = next(s * power for s in (1, 2, 5, 10) if s * power * STEPS >= span)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(step * k, 10) for k in range(first, last + 1)]
 

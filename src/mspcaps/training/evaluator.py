@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
+from mspcaps.training.plan import WORKERS
 from mspcaps.training.step import Form, captured, compiled
 
 BATCH = 1000
@@ -48,7 +49,7 @@ class Evaluator:
         self.correct.zero_()
         batches: Any = self.batches
         if isinstance(self.data, FolderImages):
-            batches = loaded(DataLoader(self.data, BATCH, num_workers=2))  # type: ignore[arg-type]
+            batches = loaded(DataLoader(self.data, BATCH, num_workers=WORKERS))  # type: ignore[arg-type]
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))

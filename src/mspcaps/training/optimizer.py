@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
 
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
+
 
 class FlatGroup:
     """The parameters of one working precision: master weights and moments as flat fp32 vectors."""
@@ -42,13 +44,10 @@ class FlatAdamW:
     The learning rate and the number of steps taken are tensors on the device: a captured graph reads them.
     """
 
-    def __init__(
-        self, model: nn.Module, weight_decay: float, matrix_dtype: torch.dtype = torch.float32,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: nn.Module, weight_decay: float, matrix_dtype: torch.dtype = torch.float32) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names = {id(p): name for name, p in named}
-        self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
+        self.weight_decay = weight_decay
         matrices = [p for _, p in named if p.ndim >= 2]
         vectors = [p for _, p in named if p.ndim < 2]
         if matrix_dtype == torch.float32:
@@ -88,7 +87,7 @@ class FlatAdamW:
         self.steps += 1
         for group, g in zip(self.groups, flat_gradients, strict=True):
             flat = (group.master, g, group.m, group.v, group.work)
-            self.update(*flat, self.lr, self.steps, self.betas, self.eps, self.weight_decay)
+            self.update(*flat, self.lr, self.steps, self.weight_decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """Master weights and moments by parameter name, as views, and the step count: all that a checkpoint needs."""
@@ -107,17 +106,16 @@ class FlatAdamW:
 
 
 def adamw_update(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, work: Tensor, lr: Tensor, steps: Tensor,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float
+) -> None:
     """One step in place on flat vectors; `work` receives the weights in working precision."""
     g = g.float()
-    m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
-    v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-    correction1 = 1 - torch.exp(steps * math.log(betas[0]))
-    correction2 = 1 - torch.exp(steps * math.log(betas[1]))
+    m.mul_(BETA1).add_(g, alpha=1 - BETA1)
+    v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+    correction1 = 1 - torch.exp(steps * math.log(BETA1))
+    correction2 = 1 - torch.exp(steps * math.log(BETA2))
     p.mul_(1 - lr * weight_decay)
-    p.sub_(lr / correction1 * m / ((v / correction2).sqrt() + eps))
+    p.sub_(lr / correction1 * m / ((v / correction2).sqrt() + EPS))
     if work is not p:
         work.copy_(p)
 

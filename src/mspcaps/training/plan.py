@@ -16,6 +16,8 @@ from mspcaps.data.augment import DRAWS, balanced_order, epoch_draws, epoch_order
 from mspcaps.data.folder import loaded
 from mspcaps.errors import MspcapsError
 
+WORKERS = 2  # processes that read pictures
+
 
 class Plan:
     """The images on the device and, for the current epoch, which ones in what order with which draws."""
@@ -81,11 +83,11 @@ class StreamingPlan(Plan):
 
     def __init__(
         self, data: FolderImages, batch_size: int, augment: Augmentation, seed: int, device: torch.device,
-        rank: int = 0, world: int = 1, workers: int = 2, balance: bool = False,
+        rank: int = 0, world: int = 1, balance: bool = False,
     ) -> None:  # fmt: skip
         self._layout(len(data), batch_size, seed, rank, world)
         self.balanced = torch.tensor(data.labels) if balance else None
-        self.data, self.augment, self.workers = data, augment, workers
+        self.data, self.augment = data, augment
         share = batch_size // world
         self.images = torch.zeros(share, data.channels, *data.size, dtype=torch.uint8, device=device)
         self.labels = torch.zeros(share, dtype=torch.int64, device=device)
@@ -99,7 +101,7 @@ class StreamingPlan(Plan):
     def begin(self, epoch: int, step: int = 0) -> None:
         order = self.share(self.epoch_order(epoch))[step:]
         self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
-        self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=self.workers))  # type: ignore[arg-type]
+        self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))  # type: ignore[arg-type]
         self.step = step
 
     def advance(self) -> None:

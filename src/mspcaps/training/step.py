@@ -37,7 +37,7 @@ class Step:
         self, model: nn.Module, plan: Plan, optimizer: FlatAdamW, form: Form, autocast: torch.dtype | None,
         world: World | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.plan, self.optimizer, self.form, self.autocast = model, plan, optimizer, form, autocast
+        self.model, self.plan, self.optimizer, self.autocast = model, plan, optimizer, autocast
         self.world = world or World()
         self.device = plan.images.device
         self.loss_sum = torch.zeros((), device=self.device)
