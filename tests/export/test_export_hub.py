@@ -14,7 +14,7 @@ import mspcaps
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
 from mspcaps.export import from_pretrained, save_pretrained
-from mspcaps.export.hub import first_line, push_to_hub
+from mspcaps.export.hub import push_to_hub
 from mspcaps.files import sha256_of
 from mspcaps.models.pretrained import save_weights
 from mspcaps.weights import Card
@@ -107,11 +107,6 @@ def test_refusals(tmp_path, monkeypatch):
     for call in (lambda: from_pretrained("owner/name"), lambda: push_to_hub(small(), "owner/name")):
         with pytest.raises(MspcapsError, match=r"this needs huggingface_hub, .* pip install 'mspcaps\[hub\]'$"):
             call()
-
-
-def test_the_first_line_of_an_error():
-    assert first_line(ValueError("\n\n  That is that. \nAnd so on")) == "That is that."
-    assert first_line(ValueError()) == "ValueError"
 
 
 ROUND_TRIP = """

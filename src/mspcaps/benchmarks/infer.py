@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mspcaps.benchmarks.engine import CIFAR10, Task
 from mspcaps.benchmarks.result import environment, yardstick
 from mspcaps.benchmarks.timing import Effort, quantile, significant, time_interleaved, timed
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.graphs import to_onnx, traced
 from mspcaps.export.metadata import INPUT
 from mspcaps.export.model import describe
@@ -173,7 +173,7 @@ def prepare(
                 works.pop(("ours", form), None)  # one without the other is no comparison
                 break
             except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
-                fails[form] = str(error.inner_exception).splitlines()[0]
+                fails[form] = first_line(error.inner_exception)
                 break
             works[who, form] = forward
     return works, fails

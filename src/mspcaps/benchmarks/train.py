@@ -20,7 +20,7 @@ from mspcaps.benchmarks.timing import (
     significant,
     time_interleaved,
 )
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
 from mspcaps.models import summarize
 from mspcaps.training.distributed import World
 from mspcaps.training.setup import default_form, working_precision
@@ -102,7 +102,7 @@ def compare(
             variant = make()
             memory[name] = peak.bytes_of(variant, variant.resident)
         except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
-            say(f"left out: {str(error.inner_exception).splitlines()[0]}")
+            say(f"left out: {first_line(error.inner_exception)}")
             continue
         built[name] = variant
     product = MatrixProduct(device, working_precision(device) or torch.float32, quick)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.data import FolderImages, ImageSet
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.load import load_for
 from mspcaps.models.layers import in_eval_mode, scores_are_lengths
 from mspcaps.models.pretrained import class_names, unwrapped
@@ -79,7 +79,7 @@ def evaluate(
         try:
             model = model.to(device)
         except (RuntimeError, AssertionError) as error:  # PyTorch's word for a device that is unknown or not there
-            raise MspcapsError(f"cannot use the device {str(device)!r}: {str(error).splitlines()[0]}") from error
+            raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     scores = all_scores(model, data.images, batch_size, progress)
     labels, k = data.labels.cpu(), scores.shape[1]
     predictions = scores.argmax(1)

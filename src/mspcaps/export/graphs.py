@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.metadata import INPUT, OUTPUT, Metadata, required
 from mspcaps.export.runner import open_session
 from mspcaps.models import config_of
@@ -101,8 +101,7 @@ def attempt(export: Callable[[], T], name: str) -> T:
     except (MemoryError, MspcapsError):
         raise
     except Exception as error:
-        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise MspcapsError(f"{name} cannot be exported: {why}") from error
+        raise MspcapsError(f"{name} cannot be exported: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mspcaps import __version__
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.metadata import required
 from mspcaps.export.model import describe
 from mspcaps.files import write_atomically
@@ -89,11 +89,6 @@ def fetched(repo_id: str, revision: str | None) -> Path:
 def check_name(repo_id: str) -> None:
     if not REPOSITORY.fullmatch(repo_id):
         raise MspcapsError(f"{repo_id} is neither a folder nor a repository OWNER/NAME of the Hugging Face hub")
-
-
-def first_line(error: Exception) -> str:
-    """The hub's errors begin with a sentence and go on with advice."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
