@@ -25,9 +25,9 @@ from mspcaps.explain.faithfulness import (
     mean_and_error,
     origin,
     ranks,
-    write_result,
 )
 from mspcaps.explain.heat import effects
+from mspcaps.files import write_json
 from mspcaps.weights import load_model
 
 STEPS = 32
@@ -122,7 +122,7 @@ def main(
     entry = origin(model, images, "train", weights)
     entry["settings"] = [compare(found, maps, labels, setting) for setting in SETTINGS]
     path = out / f"candidates-{entry['model']}-{entry['dataset']}.json"
-    write_result(path, entry)
+    write_json(path, entry)
     print(path)
 
 

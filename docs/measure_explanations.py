@@ -13,9 +13,10 @@ import tyro
 
 from mspcaps.cli.progress import counting
 from mspcaps.evaluation import load_for
-from mspcaps.explain.faithfulness import SEEDS, SETTINGS, measure, origin, write_result
+from mspcaps.explain.faithfulness import SEEDS, SETTINGS, measure, origin
 from mspcaps.explain.heat import ORDERS
 from mspcaps.explain.named import DRAWS
+from mspcaps.files import write_json
 from mspcaps.weights import load_model
 
 
@@ -40,7 +41,7 @@ def main(
         **found,
     }
     path = out / f"{entry['model']}-{entry['dataset']}.json"
-    write_result(path, entry)
+    write_json(path, entry)
     print(path)
 
 

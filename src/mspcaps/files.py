@@ -3,6 +3,7 @@ generated blocks of text."""
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,14 +34,17 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~UMASK)  # mkstemp makes private files
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise MspcapsError(f"cannot write {path}: {error.strerror or error}") from error
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise MspcapsError(f"cannot write {path}: {error.strerror or error}") from error
         raise
+
+
+def write_json(path: Path, content: object) -> None:
+    """As results/ and what comes with the package have it."""
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def check_writable(folder: Path, refusal: str = "cannot write into") -> None:

@@ -22,10 +22,10 @@ from mspcaps.explain.faithfulness import (
     measure,
     ranks,
     summary,
-    write_result,
 )
 from mspcaps.explain.named import drops, named_mask, named_patches, random_inside, random_mask
 from mspcaps.explain.tables import BEGIN, EMPTY, END, block, with_block
+from mspcaps.files import write_json
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = torch.tensor([[1.0, 2.0], [0.0, 4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1) / 4
@@ -182,7 +182,7 @@ def test_candidates_are_shown_beside_the_measurement(tmp_path):
         "device": "a CPU",
         "settings": [{"cell": 4, "fill": "mean", "candidates": {"one": {"title": "a way", **row}}}],
     }  # fmt: skip
-    write_result(tmp_path / "candidates-m-toy.json", entry)
+    write_json(tmp_path / "candidates-m-toy.json", entry)
     shown = block(tmp_path)
     assert "m on 7 training images of toy" in shown
     assert "| a way | 0.250 (−0.125 ± 0.010) | 0.250 (−0.125 ± 0.010) |" in shown
@@ -197,7 +197,7 @@ def test_the_page_has_its_figures_from_files_only(tmp_path):
         "commit": "0123456789", "weights_sha256": "abcdef0123", "device": "a CPU",
         "random_draws": 8, **measure(model, data, [Setting(8, "mean", 1)]),
     }  # fmt: skip
-    write_result(tmp_path / "m-toy.json", entry)
+    write_json(tmp_path / "m-toy.json", entry)
     new = with_block(text, tmp_path, "page")
     assert new.startswith("before\n") and new.endswith("after\n") and "old" not in new
     auc = entry["settings"][0]["methods"]["part_whole"]["deletion"]["auc"][0]

@@ -1,7 +1,6 @@
 """What every benchmark says besides its figures, and where the file goes."""
 
 import datetime
-import json
 import os
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from mspcaps.errors import MspcapsError
-from mspcaps.files import write_atomically
+from mspcaps.files import write_json
 from mspcaps.models import list_models, summarize
 from mspcaps.training import ledger
 
@@ -45,7 +44,7 @@ def slug(text: str) -> str:
 
 def write_result(results: Path, result: dict[str, Any]) -> Path:
     path = result_path(results, result)
-    write_atomically(path, json.dumps(result, indent=1) + "\n")
+    write_json(path, result)
     return path
 
 

@@ -11,10 +11,8 @@ The map of the class that came second shows how much a map is about its class at
 Beside the maps, explain/named.py covers just the patches that the page names.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import Explanation, explain, explainable
 from mspcaps.explain.named import drops
-from mspcaps.files import sha256_of, write_atomically
+from mspcaps.files import sha256_of
 from mspcaps.models import config_of
 from mspcaps.models.layers import in_eval_mode
 from mspcaps.training.ledger import device_name, git_commit, software
@@ -219,7 +217,3 @@ def origin(model: nn.Module, images: ImageSet, split: str, weights: str) -> dict
         "device": device_name(next(model.parameters()).device),
         "software": software(),
     }
-
-
-def write_result(path: Path, entry: dict[str, Any]) -> None:
-    write_atomically(path, json.dumps(entry, indent=1) + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mspcaps.errors import MspcapsError
-from mspcaps.files import write_atomically
+from mspcaps.files import write_json
 from mspcaps.training.recipe import Recipe, differences, filled
 
 AGAIN = "again"  # a ledger inside the ledger: runs of it that were made a second time
@@ -22,7 +22,7 @@ def entry_path(results: Path, recipe: Recipe) -> Path:
 
 def write_entry(results: Path, recipe: Recipe, entry: dict[str, Any]) -> Path:
     path = entry_path(results, recipe)
-    write_atomically(path, json.dumps(entry, indent=1) + "\n")
+    write_json(path, entry)
     return path
 
 

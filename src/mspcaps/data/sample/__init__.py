@@ -4,7 +4,6 @@
 parts: manifest.json with the sha256 of each array, a PNG mosaic and the labels of each split.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from PIL import Image
 
 from mspcaps.data.cache import read_cached
 from mspcaps.data.formats import COLUMNS, array_sha256
-from mspcaps.files import write_atomically
+from mspcaps.files import write_atomically, write_json
 
 PER_CLASS = {"train": 500, "test": 100}
 
@@ -50,6 +49,4 @@ def make(folder: Path) -> None:
             "x_sha256": array_sha256(images),
             "y_sha256": array_sha256(labels),
         }
-    write_atomically(
-        folder / "manifest.json", json.dumps({"name": "fashionmnist_sample", "splits": splits}, indent=1) + "\n"
-    )
+    write_json(folder / "manifest.json", {"name": "fashionmnist_sample", "splits": splits})
