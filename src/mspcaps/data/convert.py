@@ -9,6 +9,7 @@ import numpy as np
 from mspcaps.data.archives import read_gzip, unpack_tar
 from mspcaps.data.cache import match_variant, temporary_folder
 from mspcaps.data.catalog import ARRAYS, IDX_FILES, Facts, Variant
+from mspcaps.data.folder import has_manifest
 from mspcaps.data.formats import (
     check_digest,
     check_labels,
@@ -34,7 +35,7 @@ def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
     raw_verified = False
     if path.is_file() and path.suffix == ".npz":
         arrays = read_npz(path)
-    elif (path / "manifest.json").is_file():
+    elif has_manifest(path):
         arrays = read_packed(path)
     else:
         arrays, raw_verified = _READERS[entry.name](entry, _index(path), path), True

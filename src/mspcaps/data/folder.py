@@ -25,7 +25,7 @@ from mspcaps.data.catalog import CATALOG
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import readable
-from mspcaps.pictures import SUFFIXES, read_form, read_picture
+from mspcaps.pictures import pictures_below, read_form, read_picture
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int | None], None]  # what is being read, items so far, items in all if known
@@ -218,15 +218,10 @@ def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> lis
 
     found = []
     for name in names:
-        paths = [
-            os.path.join(place, file)
-            for place, _, files in os.walk(folder / name, onerror=refuse)
-            for file in files
-            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
-        ]
+        paths = sorted(pictures_below(folder / name, onerror=refuse))
         if not paths:
             raise MspcapsError(f"the class folder {folder / name} holds no PNG, JPEG, BMP, WebP or GIF picture")
-        found.append((classes.index(name), sorted(paths)))
+        found.append((classes.index(name), paths))
     return found
 
 

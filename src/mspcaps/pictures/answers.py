@@ -1,6 +1,5 @@
 """What is on these pictures? Asks any model that takes a batch of images; a broken file spoils no other."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mspcaps.errors import MspcapsError
-from mspcaps.pictures.files import SUFFIXES, read_picture
+from mspcaps.pictures.files import pictures_below, read_picture
 
 Ask = Callable[[np.ndarray], np.ndarray]  # images uint8 [n, c, h, w] -> class scores [n, K]
 
@@ -71,12 +70,7 @@ def picture_files(paths: Iterable[str | Path]) -> Iterator[Prediction]:
         if not path.is_dir():
             yield Prediction(path)
             continue
-        found = sorted(
-            Path(place) / file
-            for place, _, files in os.walk(path)
-            for file in files
-            if Path(file).suffix.lower() in SUFFIXES and not file.startswith(".")
-        )
+        found = sorted(map(Path, pictures_below(path)))
         if not found:
             yield Prediction(path, error=f"{path} holds no PNG, JPEG, BMP, WebP or GIF picture")
         yield from map(Prediction, found)

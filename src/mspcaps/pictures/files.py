@@ -1,8 +1,10 @@
 """Single picture files, opened with care: the header is judged before any pixel is decoded."""
 
+import os
 import struct
 import warnings
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,14 @@ _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
+
+
+def pictures_below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[str]:
+    """Paths of the files that are called like pictures, in any order; neither hidden files nor linked folders."""
+    for place, _, files in os.walk(folder, onerror=onerror):
+        for file in files:
+            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
+                yield os.path.join(place, file)
 
 
 def open_picture(path: Path) -> Image.Image:
