@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mspcaps.benchmarks.timing import Timed
 from mspcaps.data import Augmentation, ImageSet, facts
 from mspcaps.models import create_model
 from mspcaps.training.distributed import World
@@ -45,12 +46,10 @@ class Task:
     def model(self, name: str, seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return create_model(
-                name, self.num_classes, CIFAR10.channels, self.img_size, CIFAR10.mean, CIFAR10.std
-            )  # fmt: skip
+            return create_model(name, self.num_classes, CIFAR10.channels, self.img_size, CIFAR10.mean, CIFAR10.std)
 
 
-class EngineRun:
+class EngineRun(Timed):
     """Takes the trainer's steps, epoch after epoch."""
 
     def __init__(self, model: nn.Module, data: ImageSet, task: Task, form: Form | None = None, seed: int = 0) -> None:
@@ -64,9 +63,6 @@ class EngineRun:
         if self.form == "captured":
             with preparing:
                 self.step.capture()
-
-    def settle(self) -> None:
-        """Nothing is prepared ahead."""
 
     def run(self, steps: int) -> int:
         taken = 0
@@ -89,7 +85,7 @@ class EngineRun:
         return "fp32" if self.step.autocast is None else "bf16"
 
 
-class PackedRuns:
+class PackedRuns(Timed):
     """Several runs side by side as a sweep has them: a thread and a stream each. A step is one step of every run."""
 
     def __init__(self, runs: list[EngineRun]) -> None:
@@ -98,9 +94,6 @@ class PackedRuns:
         self.streams: list[Any] = [
             torch.cuda.Stream(run.device) if run.device.type == "cuda" else None for run in self.runs
         ]
-
-    def settle(self) -> None:
-        """Nothing is prepared ahead."""
 
     def run(self, steps: int) -> int:
         return max(self.pool.map(self.one, self.runs, self.streams, [steps] * len(self.runs)))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mspcaps.benchmarks.engine import CIFAR10, Task
 from mspcaps.benchmarks.result import environment, yardstick
-from mspcaps.benchmarks.timing import Effort, quantile, significant, time_interleaved, timed
+from mspcaps.benchmarks.timing import Effort, Timed, quantile, significant, time_interleaved, timed
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.graphs import to_onnx, traced
 from mspcaps.export.metadata import INPUT
@@ -33,7 +33,7 @@ CONVENTIONS = {
 }
 
 
-class Forward:
+class Forward(Timed):
     """One model in one form: evaluation mode, inference mode, the precision that the device works in."""
 
     def __init__(self, model: nn.Module, form: str, device: torch.device) -> None:
@@ -74,16 +74,13 @@ class Forward:
         self.graph.replay()
         return self.y
 
-    def settle(self) -> None:
-        """Nothing is prepared ahead."""
-
     def run(self, steps: int) -> int:
         for _ in range(steps):
             self()
         return steps
 
 
-class OnnxForward:
+class OnnxForward(Timed):
     """One model as `mspcaps export` writes it, in onnxruntime on the CPU."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -97,9 +94,6 @@ class OnnxForward:
 
     def __call__(self) -> Tensor:
         return torch.from_numpy(self.session.run(None, self.given)[0])
-
-    def settle(self) -> None:
-        """Nothing is prepared ahead."""
 
     def run(self, steps: int) -> int:
         for _ in range(steps):
@@ -141,8 +135,8 @@ def bench_infer(
     for batch in batches:
         say(f"throughput at batch {batch}")
         for key, (median, low, high) in throughput(works, device, batch, Effort.for_device(device, quick)).items():
-            rate = {name: significant(batch / ms * 1000) for name, ms in (("median", median), ("lowest", high))}
-            rate["highest"] = significant(batch / low * 1000)
+            times = {"median": median, "lowest": high, "highest": low}  # the longest time is the lowest rate
+            rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
             rows[key]["throughput"].append({"batch": batch, "images_per_second": rate})
     result["variants"] = {who: summary(who, names[who], rows) for who in names}
     result["unavailable"] = fails
@@ -208,9 +202,8 @@ def throughput(
     x = images(batch)
     for forward in works.values():
         forward.prepare(x)
-    timings = time_interleaved({"/".join(key): forward for key, forward in works.items()}, device, effort)
-    found = {key: timings["/".join(key)] for key in works}
-    return {key: (timing.median, min(timing.samples), max(timing.samples)) for key, timing in found.items()}
+    timings = time_interleaved(works, device, effort)
+    return {key: (timing.median, min(timing.samples), max(timing.samples)) for key, timing in timings.items()}
 
 
 def summary(who: str, name: str, rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:

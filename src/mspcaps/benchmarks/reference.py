@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from mspcaps.benchmarks.timing import Timed
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import BatchNorm, Conv3x3
+from mspcaps.training import Recipe
 
-LR, WEIGHT_DECAY = 5e-4, 1e-4  # the paper's
 PREFETCH = 2  # batches that each worker keeps ready, PyTorch's default
 
 
@@ -64,7 +65,7 @@ def never(x: Tensor) -> bool:
     return False
 
 
-class EagerReference:
+class EagerReference(Timed):
     """Takes steps on the images, epoch after epoch."""
 
     form, precision = "eager", "fp32"
@@ -85,7 +86,7 @@ class EagerReference:
             persistent_workers=self.workers > 0,
             pin_memory=device.type == "cuda",
         )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=Recipe.lr, weight_decay=Recipe.weight_decay)
         self.batches: Iterator[list[Tensor]] = iter(())
         self.loss_sum = torch.zeros((), device=device)
 

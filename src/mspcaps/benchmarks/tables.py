@@ -1,4 +1,4 @@
-"""The figures of a benchmark as rows of text: what the command prints."""
+"""The figures of a benchmark as rows of text: what the command prints and docs/speed.md shows."""
 
 from typing import Any
 
@@ -6,6 +6,13 @@ from mspcaps.files import size_of
 
 Rows = list[tuple[str, ...]]
 Table = tuple[tuple[str, ...], Rows]
+
+
+def shown(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
+    """The tables of a result and the notes below them."""
+    if result["what"] == "train":
+        return training_tables(result), training_notes(result)
+    return inference_tables(result), inference_notes(result)
 
 
 def training_tables(result: dict[str, Any]) -> list[Table]:

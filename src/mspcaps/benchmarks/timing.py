@@ -9,23 +9,27 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
 
-class Timed(Protocol):
+class Timed:
     """Something that takes steps."""
 
     def settle(self) -> None:
-        """Before every block, untimed: use up what was prepared while others ran."""
+        """Before every block, untimed: use up what was prepared while others ran. Of most nothing is."""
 
     def run(self, steps: int) -> int:
         """Take at least so many steps; returns how many."""
+        raise NotImplementedError
+
+
+K = TypeVar("K")  # what tells variants apart
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ def timed(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
     return time.perf_counter() - began, steps
 
 
-def time_interleaved(variants: dict[str, Timed], device: torch.device, effort: Effort) -> dict[str, Timing]:
+def time_interleaved(variants: Mapping[K, Timed], device: torch.device, effort: Effort) -> dict[K, Timing]:
     """Warm every variant up, then time a block of each in turn, `effort.repeats` times."""
-    blocks, samples = {}, {name: [] for name in variants}  # type: dict[str, int], dict[str, list[float]]
+    blocks: dict[K, int] = {}
+    samples: dict[K, list[float]] = {name: [] for name in variants}
     for name, variant in variants.items():
         variant.run(effort.warmup)
         seconds, steps = timed(lambda: variant.run(1), device)  # noqa: B023 - called at once
@@ -91,7 +96,7 @@ def time_interleaved(variants: dict[str, Timed], device: torch.device, effort: E
     return {name: Timing(tuple(times)) for name, times in samples.items()}
 
 
-class MatrixProduct:
+class MatrixProduct(Timed):
     """The yardstick for arithmetic: n x n by n x n in the precision that training multiplies in."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, quick: bool) -> None:
@@ -101,9 +106,6 @@ class MatrixProduct:
         a, b = (torch.randn(self.n, self.n, generator=generator).to(device, dtype) for _ in range(2))
         self.a, self.b, self.out = a, b, torch.empty_like(a)
         self.dtype = dtype
-
-    def settle(self) -> None:
-        """Nothing is prepared ahead."""
 
     def run(self, steps: int) -> int:
         for _ in range(steps):

@@ -166,12 +166,11 @@ def grow(
             say(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
             runs[task] = EngineRun(task.model(model), task.data().to(device), task)
     say("timing them in turn")
-    names = {task: str(task) for task in runs}
-    timings = time_interleaved({names[task]: run for task, run in runs.items()}, device, effort)
+    timings = time_interleaved(runs, device, effort)
     rows: dict[str, list[dict[str, Any]]] = {axis: [] for axis in along}
     for axis, tasks in along.items():
         for task in tasks:
-            timing = timings[names[task]]
+            timing = timings[task]
             rows[axis].append({
                 "image_size": task.img_size, "batch_size": task.batch_size, "classes": task.num_classes,
                 "ms_per_step": timing.to_dict(),

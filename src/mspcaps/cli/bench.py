@@ -42,13 +42,12 @@ def bench(
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, say=say)
-        shown, notes = tables.training_tables(result), tables.training_notes(result)
     else:
         if scaling or packed is not None:
             raise MspcapsError("--scaling and --packed belong to `mspcaps bench train`")
         result = bench_infer(model, chosen, batch_size, quick, say)
-        shown, notes = tables.inference_tables(result), tables.inference_notes(result)
-    for head, rows in shown:
+    found, notes = tables.shown(result)
+    for head, rows in found:
         table(head, rows, right=range(1, len(head)))
     print("\n".join(notes))
     print(f"figures: {write_result(results, result)}")

@@ -90,11 +90,8 @@ def render_speed(results: Path, report: Report) -> str:
     for result in measured:
         what = "Training" if result["what"] == "train" else "Inference"
         parts += ["", f"## {what}: `{result['model']}` on {result['environment']['device']}"]
-        if result["what"] == "train":
-            shown, notes = tables.training_tables(result), tables.training_notes(result)
-        else:
-            shown, notes = tables.inference_tables(result), tables.inference_notes(result)
-        for heads, rows in shown:
+        found, notes = tables.shown(result)
+        for heads, rows in found:
             parts += ["", *grid(heads, rows, right=range(1, len(heads)))]
         parts += ["", *(f"- {note[0].upper()}{note[1:]}" for note in map(escaped, notes))]
     if any("packed" in result for result in measured):
