@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mspcaps.report import paper
 from mspcaps.report.difference import Difference
 from mspcaps.report.dots import Line
-from mspcaps.report.runs import Group, Run, follows, grouped
+from mspcaps.report.runs import Group, Run, group_of, grouped
 from mspcaps.report.tables import NONE, between, in_brackets, signed, with_n
 from mspcaps.training.recipe import list_recipes, load_recipe
 
@@ -92,8 +92,7 @@ def groups_of(runs: Sequence[Run]) -> dict[str, Group]:
     for side in {side for claim in CLAIMS for side in claim.sides}:
         name = f"paper/cifar10/{side.model}"
         recipe = load_recipe(name if name in list_recipes() else f"controls/{side.model}")
-        group = next((g for g in groups if follows(g.first, recipe)), None)
-        if group:
+        if group := group_of(recipe, groups):
             found[side.model] = group
     return found
 

@@ -1,11 +1,9 @@
 """Learning curves of several seeds in one chart, as inline SVG in the colours of design.css and results.css."""
 
-import math
 import statistics
 from collections.abc import Sequence
-from html import escape
 
-from mspcaps.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, log_ticks, nice_ticks
+from mspcaps.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
 
 EARLY = 0.08  # share of the epochs whose accuracies may lie below the picture: they would flatten all the rest
 
@@ -36,33 +34,19 @@ def tick_words(tick: float) -> str:
 def chart(
     seeds: Sequence[Sequence[float]], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None
 ) -> str:
-    scale = math.log if log else float
-    low, high, epochs = scale(ticks[0]), scale(ticks[-1]), max(map(len, seeds))
-
-    def x_at(epoch: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * epoch / epochs
-
-    def y_at(value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (scale(value) - low) / (high - low)
+    epochs = max(map(len, seeds))
+    axes = Axes(epochs, ticks, log)
 
     def line(values: Sequence[float], kind: str) -> str:
         """From the first epoch that is in the picture on; a later dip below it runs along its edge."""
-        begin = next((i for i, value in enumerate(values) if scale(value) >= low), 0)
-        shown = [(x_at(i + 1), y_at(max(v, ticks[0]))) for i, v in enumerate(values) if i >= begin]
+        begin = next((i for i, value in enumerate(values) if value >= ticks[0]), 0)
+        shown = [(axes.x_at(i + 1), axes.y_at(max(v, ticks[0]))) for i, v in enumerate(values) if i >= begin]
         return f'<polyline class="{kind}" points="{" ".join(f"{x:.4g},{y:.4g}" for x, y in shown)}"/>'
 
-    parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
-    for tick in ticks:
-        y = y_at(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 9}" y="{y + 4.5:.1f}" text-anchor="end">{tick_words(tick)}</text>')
-    for epoch in (tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs):
-        parts.append(
-            f'<text class="tick" x="{x_at(epoch):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{epoch:g}</text>'
-        )
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">epoch</text>')
+    marked = [tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs]
+    parts = axes.drawn(label, tick_words, marked)
     if level is not None:
-        y = y_at(level)
+        y = axes.y_at(level)
         parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         key, low_right = HEIGHT - BOTTOM - 14, WIDTH - RIGHT - 6  # no rising curve comes there
         parts.append(f'<line class="level" x1="{low_right - 112}" x2="{low_right - 88}" y1="{key}" y2="{key}"/>')

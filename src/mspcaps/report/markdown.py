@@ -1,6 +1,5 @@
 """The report as Markdown, and the block of it that the README quotes."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from mspcaps.report.conclusions import CLAIMS, as_a_whole, comparisons, groups_of, in_short
@@ -11,7 +10,6 @@ from mspcaps.report.speed import AGAIN
 from mspcaps.report.tables import HEADS, INTERVAL, NONE, Report, Row, Table, comparison, notes, quoted_notes, with_n
 
 BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
-NEAR = 0.5  # points
 EMPTY = "No run is in the ledger yet: every row awaits its first."
 WHERE = "Each is one file of the ledger: `results/DATA/MODEL/RECIPE-seedN.json`."
 RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
@@ -19,16 +17,14 @@ RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "s
 
 def render(report: Report) -> str:
     """The whole report."""
-    parts = [GENERATED, "# Results", summary(report), *(f"- {note}" for note in notes(report))]
+    parts = [GENERATED, "", "# Results", "", summary(report), "", *(f"- {note}" for note in notes(report))]
     for table in report.main:
         parts += ["", *section(table), "", *compared(table)]
     parts += missed_section(report)
-    for table in report.ablations:
-        parts += ["", *section(table)]
-    for table in report.beyond:
+    for table in report.ablations + report.beyond:
         parts += ["", *section(table)]
     parts += ["", "## All runs", "", WHERE, "", *all_runs(report.runs)] if report.runs else []
-    return _joined(parts)
+    return "\n".join(parts) + "\n"
 
 
 def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) -> str:
@@ -88,13 +84,11 @@ def summary(report: Report) -> str:
     """How much of the paper is trained."""
     if not report.runs:
         return EMPTY
-    trained = [row for row in report.paper_rows if row.group]
-    gaps = [row.gap for row in trained if row.gap is not None]
-    above, below = sum(gap > NEAR for gap in gaps), sum(gap < -NEAR for gap in gaps)
+    near, above, below = report.near_above_below
     return (
-        f"Trained so far: {len(trained)} of the paper's {len(report.paper_rows)} figures; the ledger holds "
-        f"{len(report.runs)} runs in all. The mean of our best epochs lies within half a point of "
-        f"{len(gaps) - above - below} of these {len(trained)}, above {above} and below {below} of them."
+        f"Trained so far: {len(report.trained)} of the paper's {len(report.paper_rows)} figures; the ledger holds "
+        f"{len(report.runs)} runs in all. The mean of our best epochs lies within half a point of {near} of these "
+        f"{len(report.trained)}, above {above} and below {below} of them."
     )
 
 
@@ -158,10 +152,3 @@ def run_cells(run: Run) -> tuple[str, ...]:
 
 def code(command: str) -> str:
     return f"`{command}`" if command else NONE
-
-
-def _joined(parts: Iterable[str]) -> str:
-    """Paragraphs apart, list items together."""
-    text = "\n".join(parts)
-    text = text.replace(f"{GENERATED}\n", f"{GENERATED}\n\n").replace("# Results\n", "# Results\n\n", 1)
-    return re.sub(r"(?<!\n)\n- ", "\n\n- ", text, count=1) + "\n"

@@ -36,14 +36,13 @@ def render(report: Report) -> str:
 
 
 def header(report: Report) -> str:
-    trained = [row for row in report.paper_rows if row.group]
-    reached = [row for row in trained if row.gap is not None and row.gap >= 0]
     head = f'<header><p class="overline">{escape(OWN_TITLE if only_own(report) else TITLE)}</p>'
     if not report.runs:
         return f"{head}<h1>{escape(EMPTY)}</h1></header>"
-    figures = f"<b>{len(trained)} of {len(report.paper_rows)}</b> figures of the paper trained"
-    claim = f"{figures}, <b>{len(reached)}</b> reached."
-    lead = "Reached means that the mean of our best epochs is not below the paper's best epoch."
+    figures = f"<b>{len(report.trained)} of {len(report.paper_rows)}</b> figures of the paper trained"
+    near, above, below = report.near_above_below
+    claim = f"{figures}: <b>{near}</b> met within half a point, {above} above, {below} below."
+    lead = "By the mean of our best epochs against the paper's best epoch."
     if only_own(report):
         runs = f"{len(report.runs)} {'run' if len(report.runs) == 1 else 'runs'}"
         claim, lead = f"<b>{runs}</b> beyond the paper's tables.", "Those tables are folded away at the end."
@@ -219,9 +218,8 @@ def curve_pair(row: Row) -> str:
 def all_runs(runs: Sequence[Run]) -> str:
     if not runs:
         return ""
-    heads = [
-        head for head in RUN_HEADS if head != "device" or len({run.device for run in runs}) > 1
-    ]  # the facts say it
+    several = len({run.device for run in runs}) > 1  # of one the facts at the top tell
+    heads = [head for head in RUN_HEADS if head != "device" or several]
     numbers = RUN_HEADS[3:8]
 
     def shown(head: str, cell: str) -> str:

@@ -164,6 +164,11 @@ def follows(run: Run, recipe: Recipe) -> bool:
     return run.recipe == resolved(recipe)
 
 
+def group_of(recipe: Recipe, groups: Sequence[Group]) -> Group | None:
+    """The runs of this recipe, if there are any."""
+    return next((group for group in groups if follows(group.first, recipe)), None)
+
+
 def recipe_of(run: Run) -> str | None:
     """The name under recipes/ of the way a run was trained."""
     return next((name for name in list_recipes() if follows(run, load_recipe(name))), None)

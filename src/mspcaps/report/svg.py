@@ -1,7 +1,8 @@
 """Charts as inline SVG, coloured by the classes of pages/design.css so that they follow light and dark."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 Point = tuple[float, float]
@@ -29,35 +30,47 @@ def log_ticks(low: float, high: float) -> list[float]:
     return steps[first : max(last, first + 1) + 1]
 
 
+@dataclass(frozen=True)
+class Axes:
+    """Epochs to the right; upwards from the first tick to the last, on a linear or a logarithmic scale."""
+
+    epochs: int
+    ticks: Sequence[float]
+    log: bool = False
+
+    def x_at(self, epoch: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * epoch / self.epochs
+
+    def y_at(self, value: float) -> float:
+        scale = math.log if self.log else float
+        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (scale(value) - low) / (high - low)
+
+    def drawn(self, label: str, words: Callable[[float], str], marked: Iterable[float]) -> list[str]:
+        """The beginning of a chart: a line and words for every tick, and the numbers of the epochs `marked`."""
+        parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+        for tick in self.ticks:
+            y = self.y_at(tick)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="tick" x="{LEFT - 9}" y="{y + 4.5:.1f}" text-anchor="end">{words(tick)}</text>')
+        for epoch in marked:
+            x, y = self.x_at(epoch), HEIGHT - BOTTOM + 20
+            parts.append(f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{epoch:g}</text>')
+        parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">epoch</text>')
+        return parts
+
+
 def line_chart(
     points: Sequence[Point], label: str, epochs: int, unit: str = "", dots: bool = False, log: bool = False
 ) -> str:
     """A curve over epochs, on a linear or a logarithmic scale."""
     values = [max(y, 1e-6) if log else y for _, y in points]
-    ticks = (log_ticks if log else nice_ticks)(min(values), max(values))
-    scale = math.log if log else float
-    low, high = scale(ticks[0]), scale(ticks[-1])
-
-    def x_at(epoch: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * epoch / epochs
-
-    def y_at(value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (scale(value) - low) / (high - low)
-
-    parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
-    for tick in ticks:
-        y = y_at(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 9}" y="{y + 4.5:.1f}" text-anchor="end">{tick:g}{unit}</text>')
-    for epoch in range(0, epochs + 1, max(1, math.ceil(epochs / 8))):
-        parts.append(
-            f'<text class="tick" x="{x_at(epoch):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{epoch}</text>'
-        )
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">epoch</text>')
-    path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for (x, _), y in zip(points, values, strict=True))
+    axes = Axes(epochs, (log_ticks if log else nice_ticks)(min(values), max(values)), log)
+    parts = axes.drawn(label, lambda tick: f"{tick:g}{unit}", range(0, epochs + 1, max(1, math.ceil(epochs / 8))))
+    path = " ".join(f"{axes.x_at(x):.1f},{axes.y_at(y):.1f}" for (x, _), y in zip(points, values, strict=True))
     parts.append(f'<polyline class="curve" points="{path}"/>')
     if dots:
-        parts += [f'<circle class="dot" cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="4.5"/>' for x, y in points]
+        parts += [f'<circle class="dot" cx="{axes.x_at(x):.1f}" cy="{axes.y_at(y):.1f}" r="4.5"/>' for x, y in points]
     return "".join([*parts, "</svg>"])
 
 

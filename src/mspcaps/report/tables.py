@@ -11,10 +11,11 @@ from mspcaps.models import summarize
 from mspcaps.report import paper
 from mspcaps.report.difference import CONFIDENCE, Difference
 from mspcaps.report.paper import Figure, PaperTable
-from mspcaps.report.runs import Group, Run, Spread, follows, grouped, recipe_of
+from mspcaps.report.runs import Group, Run, Spread, group_of, grouped, recipe_of
 from mspcaps.training.recipe import list_recipes, load_recipe
 
 NOT_TRAINED = "not trained yet"
+NEAR = 0.5  # points
 NONE = "–"
 INTERVAL = f"{100 * CONFIDENCE:.0f} % interval"
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
@@ -88,6 +89,18 @@ class Report:
         rows = {(r.model, r.dataset): r for t in self.main + self.ablations for r in t.rows if r.figure}
         return list(rows.values())
 
+    @property
+    def trained(self) -> list[Row]:
+        """Those of them that have runs of ours."""
+        return [row for row in self.paper_rows if row.group]
+
+    @property
+    def near_above_below(self) -> tuple[int, int, int]:
+        """How many of these lie within half a point of the paper, above that and below, best epochs on average."""
+        gaps = [row.gap for row in self.trained if row.gap is not None]
+        above, below = sum(gap > NEAR for gap in gaps), sum(gap < -NEAR for gap in gaps)
+        return len(gaps) - above - below, above, below
+
 
 def build(runs: Sequence[Run], again: Sequence[Run] = ()) -> Report:
     groups = grouped([run for run in runs if not run.recipe["held_out"]])
@@ -119,8 +132,7 @@ def main_table(table: PaperTable, groups: Sequence[Group]) -> Table:
 
 def row_of(setting: tuple[str, ...], model: str, dataset: str, groups: Sequence[Group]) -> Row:
     name = f"paper/{dataset}/{model}"
-    recipe = load_recipe(name)
-    group = next((g for g in groups if follows(g.first, recipe)), None)
+    group = group_of(load_recipe(name), groups)
     return Row(setting, model, dataset, paper.figure_of(model, dataset), group, f"mspcaps train {name}")
 
 
