@@ -108,9 +108,8 @@ def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambd
 
     `model` may be a weights file or the name of shipped weights.
     """
-    frozen = copy.deepcopy(
-        explainable(as_model(model))
-    ).eval()  # BatchNorm must not mix images of a batch, nor learn from them
+    # BatchNorm must not mix images of a batch, nor learn from them
+    frozen = copy.deepcopy(explainable(as_model(model))).eval()
     x = checked(frozen, x).to(next(frozen.parameters()).device)
     blocks = run_routing(list(frozen.routing), frozen.forward_primary(x))
     img_size = (x.shape[2], x.shape[3])

@@ -14,8 +14,8 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.explain.explanation import explain, explainable
-from mspcaps.explain.page import KEY_WITHIN, choose_classes, key_tag, write_page
-from mspcaps.files import readable
+from mspcaps.explain.page import KEY_WITHIN, key_tag, render
+from mspcaps.files import readable, write_atomically
 from mspcaps.models import config_of
 from mspcaps.pictures import picture_files, read_picture
 
@@ -45,17 +45,17 @@ def write_pages(
         try:
             if item.error is not None:
                 raise MspcapsError(item.error)
-            pixels = torch.from_numpy(read_picture(item.path, tuple(config["img_size"]), config["in_chans"]))
+            pixels = torch.from_numpy(read_picture(item.path, config["img_size"], config["in_chans"]))
         except MspcapsError as error:
             yield Written(item.path, error=str(error))
             continue
         name = shown_name(item.path)
         found = explain(model, pixels[None].float() / 255, partial(progress, name))
-        shown = choose_classes(found, 0, label)
+        asked = found.number_of(0, label)
         key = page_key(item.path, label)
         page = free_page(out, page_name(item.path, label), key)
-        write_page(page, found, 0, name, seen_by or config["name"], shown[0], key)
-        told = dict.fromkeys((int(found.ranking[0, 0]), shown[0]))  # the winner, and what was asked about
+        write_atomically(page, render(found, 0, name, seen_by or config["name"], asked, key))
+        told = dict.fromkeys((int(found.ranking[0, 0]), asked))  # the winner, and what was asked about
         answer = ", ".join(f"{found.classes[number]} {float(found.lengths[0, number]):.3f}" for number in told)
         yield Written(item.path, page, answer)
 

@@ -7,17 +7,10 @@ from mspcaps import __version__
 from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
 from mspcaps.explain.explanation import Explanation
 from mspcaps.explain.tree_drawing import signed, tree_drawing
-from mspcaps.files import write_atomically
 from mspcaps.pages import skeleton, stylesheet
 
 SHEET = Path(__file__).with_name("page.css")
 KEY_WITHIN = 1000  # bytes of a page, from its beginning, that hold the tag of its key
-
-
-def write_page(
-    path: Path, found: Explanation, image: int, title: str, model: str, label: int | str | None = None, key: str = ""
-) -> None:
-    write_atomically(path, render(found, image, title, model, label, key))
 
 
 def key_tag(key: str) -> str:
@@ -28,7 +21,7 @@ def key_tag(key: str) -> str:
 def choose_classes(found: Explanation, image: int, label: int | str | None) -> tuple[int, int]:
     """What the page is about and what stands beside it: winner and runner-up, or the class asked for and the winner."""
     winner, second = found.ranking[image, :2].tolist()
-    asked = winner if label is None else int(found.label_numbers(label)[image])
+    asked = found.number_of(image, label)
     return (winner, second) if asked == winner else (asked, winner)
 
 
