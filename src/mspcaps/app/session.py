@@ -30,7 +30,7 @@ def answer(
     """`picture` is the text that `uploads.accept` gave, `truth` its class where it is known. What cannot be answered is
     an MspcapsError: one sentence."""
     config = config_of(model)
-    pixels = torch.from_numpy(picture_pixels(picture, tuple(config["img_size"]), config["in_chans"]))
+    pixels = torch.from_numpy(picture_pixels(picture, config["img_size"], config["in_chans"]))
     untouched = lengths_of(model, perturbed(model, pixels, Changes())) if changes.any else None
     x = perturbed(model, pixels, changes)
     try:

@@ -133,6 +133,6 @@ def one_of_each(data: ImageSet) -> list[Sample]:
 def from_folder(model: nn.Module, root: Path) -> list[Sample]:
     """Of a folder of pictures only those shown are read."""
     config = config_of(model)
-    pictures = replace(open_folder(root, "test", tuple(config["img_size"])), channels=config["in_chans"])
+    pictures = replace(open_folder(root, "test", config["img_size"]), channels=config["in_chans"])
     chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MOST_SAMPLES]]
     return [Sample(pictures.classes[pictures.labels[i]], image_url(pictures[i][0].numpy())) for i in chosen]

@@ -134,7 +134,7 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
     config = getattr(model, "config", None)
     if not isinstance(config, dict):
         return  # a model of the user's own: it knows itself what it takes
-    name, size = config["name"], tuple(config["img_size"])
+    name, size = config["name"], config["img_size"]
     if (data.channels, *data.size) != (config["in_chans"], *size):
         raise MspcapsError(
             f"{name} takes images of {config['in_chans']} x {size[0]} x {size[1]} (channels, height, width), but "

@@ -32,14 +32,12 @@ def load_for(
             raise MspcapsError(
                 f"the weights were trained on {name_or_path}, which is not here: name its place with --data"
             )
-    height, width = config["img_size"]
-    path = Path(name_or_path).expanduser()
     if is_picture_folder(name_or_path):
         # the folder of test pictures may be all grey where the training pictures were not
-        pictures = open_folder(path, split, (height, width))
+        pictures = open_folder(Path(name_or_path).expanduser(), split, config["img_size"])
         data = replace(pictures, channels=config["in_chans"]).resident(progress)
     else:
-        data = load_dataset(name_or_path, split, (height, width))
+        data = load_dataset(name_or_path, split, config["img_size"])
     return renumbered(data, about.get("classes"))
 
 

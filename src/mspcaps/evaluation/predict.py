@@ -38,4 +38,4 @@ def stream_predictions(
     def ask(images: np.ndarray) -> np.ndarray:
         return all_scores(asked, torch.from_numpy(images), len(images)).numpy()
 
-    yield from stream_answers(ask, paths, tuple(config["img_size"]), config["in_chans"], classes, top, batch_size)
+    yield from stream_answers(ask, paths, config["img_size"], config["in_chans"], classes, top, batch_size)

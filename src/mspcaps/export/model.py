@@ -92,7 +92,7 @@ def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
 
 def describe(model: nn.Module) -> Metadata:
     config = config_of(model)
-    return Metadata(config["name"], class_names(model), tuple(config["img_size"]), config["in_chans"])
+    return Metadata(config["name"], class_names(model), config["img_size"], config["in_chans"])
 
 
 @torch.no_grad()

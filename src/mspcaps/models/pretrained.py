@@ -81,9 +81,7 @@ def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
     own = model.state_dict()
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
-        raise MspcapsError(
-            f"{path} does not fit the model: {odd[0]} and {len(own.keys() ^ tensors.keys()) - 1} more differ"
-        )
+        raise MspcapsError(f"{path} does not fit the model: {odd[0]} and {len(odd) - 1} more differ")
     for name, tensor in tensors.items():
         if own[name].shape != tensor.shape:
             raise MspcapsError(

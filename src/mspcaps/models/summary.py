@@ -31,12 +31,10 @@ def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, 
         with torch.device("meta"):
             twin = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
     else:
-        config_of(model)
-        twin = copy.deepcopy(model).to(
-            "meta", torch.float32
-        )  # the caller's model keeps its device, mode and statistics
+        config_of(model)  # refuses what does not say which images it takes, before it is copied
+        twin = copy.deepcopy(model).to("meta", torch.float32)  # the caller's keeps its device, mode and statistics
     config = config_of(twin)
-    image = (int(config["in_chans"]), *config["img_size"])
+    image = (config["in_chans"], *config["img_size"])
     params = sum(p.numel() for p in twin.parameters())
     return Summary(
         params=params,

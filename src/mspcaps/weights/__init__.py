@@ -19,7 +19,7 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models import list_models
-from mspcaps.models import pretrained as files
+from mspcaps.models.pretrained import load_model as load_file
 from mspcaps.training import list_recipes
 
 SUFFIX = ".safetensors"
@@ -108,7 +108,7 @@ def load_model(name_or_path: str | Path) -> nn.Module:
     if name_or_path in list_models() and not Path(name_or_path).exists():
         shipped = ", ".join(list_pretrained(f"{name_or_path}.*")) or "none are shipped"
         raise MspcapsError(f"{name_or_path} is a model, but here its weights are asked for: {shipped}, or a file")
-    return files.load_model(weights_path(name_or_path))
+    return load_file(weights_path(name_or_path))
 
 
 def as_model(model: nn.Module | str | Path) -> nn.Module:
