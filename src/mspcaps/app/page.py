@@ -238,7 +238,6 @@ def theme(gr: Any) -> Any:
 
 
 def head() -> str:
-    from mspcaps.app.server import as_script
-
+    limits = f'const limits = {{"bytes": {UPLOAD_BYTES}}};\n'
     script = Path(__file__).with_name("app.js").read_text(encoding="utf-8")
-    return f"<style>\n{view.style()}</style>\n<script>\n{as_script(bytes=UPLOAD_BYTES)}{script}</script>"
+    return f"<style>\n{view.style()}</style>\n<script>\n{limits}{script}</script>"

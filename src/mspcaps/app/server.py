@@ -11,7 +11,6 @@ once. Gradio keeps up to 2,000 answers of some 60 kB that nobody fetched, 120 MB
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -145,8 +144,3 @@ class Uploads:
                 return JSONResponse({"picture": await run_in_threadpool(accept, await request.body())})
             except MspcapsError as error:
                 return JSONResponse({"error": str(error)}, 422)
-
-
-def as_script(**values: object) -> str:
-    """Values that the scripts of the page need."""
-    return f"const limits = {json.dumps(values)};\n"
