@@ -109,11 +109,13 @@ def run_sweep(
     """
     deadline = time.monotonic() + budget
     recipes = [recipe for place, recipe in enumerate(recipes) if filled(recipe) not in map(filled, recipes[:place])]
-    known = [is_in_ledger(results, recipe) for recipe in recipes]
-    for recipe in (recipe for recipe, there in zip(recipes, known, strict=True) if there):
+    known: list[Recipe] = []
+    waiting: list[Recipe] = []
+    for recipe in recipes:
+        (known if is_in_ledger(results, recipe) else waiting).append(recipe)
+    for recipe in known:
         is_in_ledger(results, recipe, images_of_own(recipe))  # refuses what was made of other pictures
-    outcomes = [Outcome(recipe, "known") for recipe, there in zip(recipes, known, strict=True) if there]
-    waiting = [recipe for recipe, there in zip(recipes, known, strict=True) if not there]
+    outcomes = [Outcome(recipe, "known") for recipe in known]
     running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.

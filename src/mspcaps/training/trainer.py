@@ -220,7 +220,8 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state with the fp32 master weights in place of the working copies."""
-        masters = {name[7:]: t for name, t in self.optimizer.tensors().items() if name.startswith("master.")}
+        kept = self.optimizer.tensors()
+        masters = {name.removeprefix("master."): kept[name] for name in kept if name.startswith("master.")}
         return self.model.state_dict() | masters
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -315,12 +316,12 @@ class Trainer:
             p.data = weights[name]
 
     def entry(self, seconds: float, sha256: str) -> dict[str, Any]:
-        best = max(self.history, key=lambda row: row.accuracy)
+        best, data = max(self.history, key=lambda row: row.accuracy), self.recipe.data
         return {
             "model": self.recipe.model,
             "params": sum(p.numel() for p in self.model.parameters()),
             "dataset": self.recipe.dataset,
-            "provenance": facts_line(self.recipe.data),
+            "provenance": provenance(data) if data in CATALOG else "a data set of the user's own",
             "recipe": self.recipe.to_dict(),
             "initial": self.initial,
             "images": self.plan.n,
@@ -345,7 +346,3 @@ class Trainer:
             "commit": ledger.git_commit(),
             "weights_sha256": sha256,
         }
-
-
-def facts_line(data: str) -> str:
-    return provenance(data) if data in CATALOG else "a data set of the user's own"
