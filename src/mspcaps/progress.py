@@ -10,17 +10,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mspcaps.training import Trainer
+    from mspcaps.training.trainer import Listener, Trainer
 
 LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds; reading the loss makes a GPU wait, so it is not read more often
 WINDOW = 30.0  # seconds over which the rate is taken
-
-
-class Listener(Protocol):
-    def __call__(self, trainer: "Trainer") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class Lines:
 
 
 @contextlib.contextmanager
-def training_progress() -> Iterator[Listener]:
+def training_progress() -> "Iterator[Listener]":
     """A listener for the trainer, fit for where stdout leads."""
     if not sys.stdout.isatty():
         yield Lines()

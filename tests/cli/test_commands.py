@@ -139,34 +139,34 @@ def test_own_pictures_get_a_batch_that_fits(say, place):
     assert "custom+batch_size=8+epochs=1-seed0" in spoken.out
 
 
-class Board:
-    """What TensorBoard would get."""
+class Writer:
+    """Keeps what TensorBoard would get."""
 
     def __init__(self):
-        self.written, self.rows, self.writer = 0, [], self
+        self.told = []
 
-    def __call__(self, trainer):
-        self.rows += trainer.history[self.written :]
-        self.written = len(trainer.history)
+    def add_scalar(self, name, value, epoch):
+        self.told.append((name, epoch))
 
     def close(self):
-        self.rows.append("closed")
+        self.told.append("closed")
 
 
-@pytest.mark.parametrize(("leads", "rows"), [(True, ["new", "closed"]), (False, [])])
-def test_the_process_that_leads_shows_what_this_sitting_adds(leads, rows, capsys):
+@pytest.mark.parametrize(("leads", "told"), [(True, [("loss", 2), ("lr", 2), ("accuracy", 2), "closed"]), (False, [])])
+def test_the_process_that_leads_shows_what_this_sitting_adds(leads, told, capsys):
     """Also after Ctrl-C, and after a resume without what was shown before it."""
-    trainer = SimpleNamespace(world=World(rank=int(not leads)), history=["old"], folder=Path("nowhere"))
+    trainer = SimpleNamespace(world=World(rank=int(not leads)), folder=Path("nowhere"))
+    trainer.history = [Epoch(1, 0.1, 0.5, 50.0)]
     trainer.plan, trainer.recipe, trainer.epoch = SimpleNamespace(steps=1, batch_size=2), Recipe(epochs=9), 1
     trainer.steps_done, trainer.step = 1, SimpleNamespace(loss_sum=torch.ones(1))
-    board = Board()
-    trainer.history[0] = Epoch(1, 0.1, 0.5, 50.0)
+    board, writer = TensorBoard(Path("nowhere")), Writer()
+    board.make = lambda folder: writer
     with pytest.raises(KeyboardInterrupt), resumable_progress(board) as (listener, _):
         listener(trainer)
-        trainer.history.append("new")
+        trainer.history.append(Epoch(2, 0.1, 0.4, 60.0))
         listener(trainer)
         raise KeyboardInterrupt
-    assert board.rows == rows
+    assert writer.told == told
     assert bool(capsys.readouterr().err) == leads
 
 
@@ -239,6 +239,7 @@ def test_tensorboard_gets_one_row_per_epoch(place):
     board, rows = TensorBoard(place / "logs"), [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
     for epoch, steps_done in ((0, 5), (1, 0), (1, 5), (2, 0), (2, 5), (3, 0)):
         board(at(epoch, steps_done, history=tuple(rows[:epoch])))
+    board.close()
     (path,) = (place / "logs").rglob("events*")
     events = [(event.step, value) for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
     for name, expected in (("loss", [1, 1 / 2, 1 / 3]), ("lr", [0.5, 0.25, 0.125]), ("accuracy", [10, 20, 30])):

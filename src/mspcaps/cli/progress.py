@@ -1,4 +1,4 @@
-"""What long work shows: a bar with rate and time left on a terminal, now and then a plain line elsewhere."""
+"""What commands show: how far long work is, curves for TensorBoard, tables."""
 
 import contextlib
 import sys
@@ -62,11 +62,14 @@ class TensorBoard:
             from mspcaps.training.checkpoint import run_folder
 
             self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
+            self.written = len(trainer.history)  # by the sittings before this one
         for row in trainer.history[self.written :]:
             for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
                 self.writer.add_scalar(name, value, row.epoch)
             self.written += 1
-        if trainer.epoch == trainer.recipe.epochs:
+
+    def close(self) -> None:
+        if self.writer is not None:
             self.writer.close()
 
 

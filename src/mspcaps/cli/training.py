@@ -17,12 +17,13 @@ from tyro.conf import Positional
 from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import TensorBoard
 from mspcaps.errors import MspcapsError
-from mspcaps.progress import Lines, Listener, clock, training_progress
+from mspcaps.progress import Lines, clock, training_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mspcaps.training import Recipe, Trainer
+    from mspcaps.training.trainer import Listener
 
 Form = Literal["eager", "compiled", "captured"]
 
@@ -184,8 +185,7 @@ def resumable_progress(board: TensorBoard | None = None) -> "Iterator[tuple[List
                     listeners.append(shown.enter_context(training_progress()))
                     if board:
                         listeners.append(board)
-                        board.written = len(trainer.history)  # by the sittings before this one
-                        shown.callback(lambda: board.writer and board.writer.close())
+                        shown.callback(board.close)
                 seen["trainer"] = trainer
                 for show in listeners:
                     show(trainer)
@@ -249,7 +249,7 @@ def sweep(
     from mspcaps.weights import weights_path
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
-    lines: Listener = Lines(every=30.0, named=True)
+    lines = Lines(every=30.0, named=True)
     with interruptible() as stop:
         outcomes = run_sweep(
             recipes, choose_device(device), seconds, out, results, partial(print, flush=True), lines, weights_path, stop

@@ -2,7 +2,7 @@
 page about each."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.models.pretrained import load_model
 from mspcaps.report.page import Page, write_page
 from mspcaps.training import Epoch, Recipe, Result, Trainer, choose_device, load_recipe, train
+from mspcaps.training.trainer import Listener
 from mspcaps.weights import Card, pretrained_path, read_card
 
 SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
@@ -29,7 +30,7 @@ class Quickstart:
 class Recorder:
     """Keeps the loss of every step, or on a GPU of every chunk of steps, with its place in epochs."""
 
-    def __init__(self, then: Callable[[Trainer], None]) -> None:
+    def __init__(self, then: Listener) -> None:
         self.losses: list[tuple[float, float]] = []
         self.then, self.steps, self.total = then, 0, 0.0  # of the current epoch so far
 
@@ -51,7 +52,7 @@ def means(history: Sequence[Epoch]) -> list[tuple[float, float]]:
 def quickstart(
     out: Path,
     device: str | None = None,
-    listener: Callable[[Trainer], None] = lambda trainer: None,
+    listener: Listener = lambda trainer: None,
     recipe: Recipe | None = None,
     stop: threading.Event | None = None,
 ) -> Quickstart:
