@@ -135,8 +135,8 @@ def backbone_backward(
             ]
         for i in reversed(range(n)):
             norm = Norm(ys[i], means[i], rstds[i], gammas[i], betas[i])
-            source = Incoming(above, skip, d_pooled.pop().contiguous() if pools[i] else None, patch)
-            source.out = outs[i] if shortcuts[i] else None
+            capsules = d_pooled.pop().contiguous() if pools[i] else None
+            source = Incoming(above, skip, capsules, patch, outs[i] if shortcuts[i] else None)
             # Worth a write where the sum is needed again whole, or stands for two maps.
             keep = shortcuts[i] or (above is not None and skip is not None)
             source = batchnorm.gradient_sums(norm, source, products[i], d_betas[i], keep)

@@ -82,7 +82,7 @@ def normalised(
     return out, pooled
 
 
-@dataclass
+@dataclass(frozen=True)
 class Incoming:
     """Where the gradient of a map comes from: the next convolution, the shortcut around it, the capsules [b, n, c]."""
 

@@ -29,9 +29,7 @@ def embed(
     """Per scale: averages [b, n, c], weight [d, c], bias [d], position [n, d], LayerNorm [d] -> capsules [b, n, d]."""
     like = [u.dtype for u in averages]
     weights = [w.to(dtype) for w, dtype in zip(weights, like, strict=True)]
-    results = embed_forward(
-        list(averages), weights, list(biases), list(positions), list(gammas), list(betas), eps
-    )  # fmt: skip
+    results = embed_forward(list(averages), weights, list(biases), list(positions), list(gammas), list(betas), eps)
     return results[: len(averages)]
 
 

@@ -24,24 +24,14 @@ def supported(k: int, m: int, j: int, e: int, dtype: torch.dtype) -> bool:
     )
 
 
+@torch.library.custom_op("mspcaps::cross_agreement", mutates_args=())
 def cross_agreement(votes: Tensor) -> Tensor:
     """Shared vote weights: votes [k, b, m + 1, j, e], the coarse vote in the last row -> capsules [b, j, e] in fp32."""
-    return shared_forward(votes)
-
-
-def cross_agreement_pair(fine: Tensor, coarse: Tensor) -> Tensor:
-    """Fine votes [k, b, m, j, e] (any strides: [k, m, b, j, e] in memory is fine), coarse votes [k, b, j, e]
-    -> capsules [b, j, e] in fp32."""
-    return pair_forward(fine, coarse)
-
-
-@torch.library.custom_op("mspcaps::cross_agreement", mutates_args=())
-def shared_forward(votes: Tensor) -> Tensor:
     votes = with_contiguous_e(votes)
     return launch_forward(votes[:, :, :-1], votes[:, :, -1])
 
 
-@shared_forward.register_fake
+@cross_agreement.register_fake
 def _(votes: Tensor) -> Tensor:
     return votes.new_empty(votes.shape[1], *votes.shape[3:], dtype=torch.float32)
 
@@ -59,11 +49,13 @@ def _(votes: Tensor, dv: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("mspcaps::cross_agreement_pair", mutates_args=())
-def pair_forward(fine: Tensor, coarse: Tensor) -> Tensor:
+def cross_agreement_pair(fine: Tensor, coarse: Tensor) -> Tensor:
+    """Fine votes [k, b, m, j, e] (any strides: [k, m, b, j, e] in memory is fine), coarse votes [k, b, j, e]
+    -> capsules [b, j, e] in fp32."""
     return launch_forward(with_contiguous_e(fine), with_contiguous_e(coarse))
 
 
-@pair_forward.register_fake
+@cross_agreement_pair.register_fake
 def _(fine: Tensor, coarse: Tensor) -> Tensor:
     return coarse.new_empty(coarse.shape[1:], dtype=torch.float32)
 
@@ -90,8 +82,8 @@ def save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-shared_forward.register_autograd(lambda ctx, dv: shared_backward(*ctx.saved_tensors, dv), setup_context=save_inputs)
-pair_forward.register_autograd(lambda ctx, dv: pair_backward(*ctx.saved_tensors, dv), setup_context=save_inputs)
+cross_agreement.register_autograd(lambda ctx, dv: shared_backward(*ctx.saved_tensors, dv), setup_context=save_inputs)
+cross_agreement_pair.register_autograd(lambda ctx, dv: pair_backward(*ctx.saved_tensors, dv), setup_context=save_inputs)
 
 
 def with_contiguous_e(votes: Tensor) -> Tensor:
