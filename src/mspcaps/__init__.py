@@ -53,7 +53,7 @@ def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> 
     from mspcaps.errors import MspcapsError, nearest
 
     known = set(known)
-    for name in set(options) - known:
+    for name in (option for option in options if option not in known):
         hint = nearest(name, known, f"they are {', '.join(sorted(known))}.")
         raise MspcapsError(f"{what} has no option {name!r}: {hint}")
 
@@ -70,7 +70,8 @@ def create_model(
 ) -> "nn.Module":
     """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` a trained one.
 
-    `pretrained` is a data set whose weights come with the package, such as "cifar10", or the path of a weights file.
+    `pretrained` is a data set whose weights come with the package, such as "cifar10", or the path of a weights file; a
+    name with a data set, "mspcaps_t.cifar10", asks for the same.
     mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; where other
     classes, channels or sizes are named here, the model begins from what fits of the file, and the rest is new.
     """
@@ -82,7 +83,9 @@ def create_model(
     }  # fmt: skip
     _refuse_unknown("create_model", unknown, (*task, "pretrained"))
     task = {key: value for key, value in task.items() if value is not None}
-    if pretrained is None or pretrained is False:
+    if not pretrained and "." in name:
+        name, _, pretrained = name.partition(".")
+    if not pretrained:
         return create_model(name, **task)
     import torch
 

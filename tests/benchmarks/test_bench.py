@@ -249,6 +249,10 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch):
     works, fails = infer.prepare({"ours": "mspcaps_t"}, CPU, False, lambda line: None)
     assert [form for _, form in works] == ["eager", "channels_last"]
     assert "No C++ compiler" in fails["compiled"]
+    compile_once = [lambda x: x, fail(torch.nn.Identity())]  # ours compiles, what it is compared with does not
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_once.pop(0))
+    works, fails = infer.prepare({"ours": "mspcaps_t", "resnet": "mspcaps_t"}, CPU, False, lambda line: None)
+    assert {form for _, form in works} == {"eager", "channels_last"} and "compiled" in fails
 
 
 def test_small_words():
@@ -280,7 +284,8 @@ def test_the_command(tmp_path, capsys):
         (["infer", "--device", "abacus"], r"no device 'abacus'"),
     ],
 )
-def test_bad_arguments_get_a_sentence(args, pattern, capsys):
+def test_bad_arguments_get_a_sentence(args, pattern, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(["bench", "--device", "cpu", *args] if "--device" not in args else ["bench", *args]) == 2
     err = capsys.readouterr().err
     assert re.search(pattern, err) and err.startswith("error: ") and err.count("\n") == 1

@@ -222,6 +222,13 @@ def test_permuting_the_classes_permutes_the_explanation():
         assert [node.index for node in ours.walk()][1:] == [node.index for node in theirs.walk()][1:]
 
 
+def test_names_of_too_few_classes_are_refused():
+    model = mspcaps.create_model("mspcaps_t")
+    model.about = {"classes": ["a", "b"]}
+    with pytest.raises(MspcapsError, match="names 2 classes, but the model has 10"):
+        explain(model, torch.rand(1, 3, 32, 32))
+
+
 def test_classes_by_name_and_images_by_themselves():
     model = trained("mspcaps_t")
     model.about = {"classes": ["a", "b", "c", "d", "e"]}

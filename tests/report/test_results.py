@@ -1,6 +1,7 @@
 """`mspcaps report`: right figures from a ledger, the same in every form, and none in README or docs typed by hand."""
 
 import html
+import json
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -452,6 +453,16 @@ def test_a_missed_figure_tells_what_was_tried(ledger):
     assert (
         other.sentence.startswith("MSPCaps-T on MNIST: the paper's figure is reached.") and other.trials == one.trials
     )
+
+
+def test_a_measurement_of_something_else_is_refused(tmp_path):
+    (tmp_path / "bench").mkdir()
+    other = {"what": "sleep", "model": "mspcaps_t", "quick": False, "environment": {"device": "a CPU"}}
+    (tmp_path / "bench" / "sleep.json").write_text(json.dumps(other))
+    with pytest.raises(
+        MspcapsError, match=r"sleep.json is not a measurement .* it measures 'sleep', not train or infer"
+    ):
+        read_benchmarks(tmp_path)
 
 
 def test_the_picture_of_a_conclusion_shows_every_run_where_it_belongs():

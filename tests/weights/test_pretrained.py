@@ -99,6 +99,7 @@ def test_by_name(shipped, capsys):
     expected = load_model(shipped)(x)
     assert torch.equal(mspcaps.load_model(name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained="mnist")(x), expected)
+    assert torch.equal(mspcaps.create_model(name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=str(shipped))(x), expected)
     begun = mspcaps.create_model("mspcaps_t_scale16", num_classes=10, pretrained="mnist")

@@ -164,12 +164,13 @@ def prepare(
                 forward.prepare(images(1))
             except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
                 fails[form] = str(error)
-                works.pop(("ours", form), None)  # one without the other is no comparison
                 break
             except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
                 fails[form] = first_line(error.inner_exception)
                 break
             works[who, form] = forward
+        if form in fails:  # one without the other is no comparison
+            works.pop(("ours", form), None)
     return works, fails
 
 

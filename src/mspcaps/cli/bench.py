@@ -37,14 +37,14 @@ def bench(
     from mspcaps.benchmarks import bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
+    if what == "infer" and (scaling or packed is not None):
+        raise MspcapsError("--scaling and --packed belong to `mspcaps bench train`")
     chosen = choose_device(device)
     check_writable(results / "bench")  # now, not after minutes of measuring
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, say=say)
     else:
-        if scaling or packed is not None:
-            raise MspcapsError("--scaling and --packed belong to `mspcaps bench train`")
         result = bench_infer(model, chosen, batch_size, quick, say)
     found, notes = tables.shown(result)
     for head, rows in found:

@@ -33,7 +33,7 @@ def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
     if not path.exists():
         raise MspcapsError(f"{path} does not exist")
     raw_verified = False
-    if path.is_file() and path.suffix == ".npz":
+    if path.is_file() and path.suffix.lower() == ".npz":
         arrays = read_npz(path)
     elif has_manifest(path):
         arrays = read_packed(path)

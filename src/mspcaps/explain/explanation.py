@@ -16,7 +16,7 @@ from mspcaps.explain.heat import Progress, class_norms, effects
 from mspcaps.explain.tree import Grower, Node
 from mspcaps.models.layers import check_floating
 from mspcaps.models.mspcaps import MSPCaps
-from mspcaps.models.pretrained import unwrapped
+from mspcaps.models.pretrained import class_names, unwrapped
 from mspcaps.weights import as_model
 
 Label = int | str | Tensor  # a class by number or name, or one number per image
@@ -117,8 +117,8 @@ def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambd
         Scale(frozen.patch * 2**i, grid, img_size) for i, grid in zip(frozen.scales, frozen.grids, strict=True)
     )
     count = blocks[-1].couplings.shape[2]
-    names = getattr(frozen, "about", {}).get("classes") or [str(label) for label in range(count)]
-    return Explanation(x, tuple(names), scales, blocks, frozen, progress)
+    names = class_names(frozen) if hasattr(frozen, "config") else tuple(map(str, range(count)))
+    return Explanation(x, names, scales, blocks, frozen, progress)
 
 
 def explainable(model: nn.Module) -> MSPCaps:

@@ -95,7 +95,7 @@ def section(table: Table) -> str:
     claim += f'<p class="note">{escape(source.note)}</p>' if source and source.note else ""
     data = f'<p class="note under">Data: {escape(" ".join(table.provenances))}</p>' if table.provenances else ""
     compared = baselines(table) if source and source.baselines else ""
-    anchor = source.anchor if source else table.title.split()[0].lower().replace("runs", "beyond")
+    anchor = source.anchor if source else table.title.split()[0].lower().strip(",").replace("runs", "beyond")
     rows = "".join(row_html(row, table) for row in table.rows)
     heads = head_cells((*table.heads, *HEADS[:FIGURES]), len(table.heads))
     return (

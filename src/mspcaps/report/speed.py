@@ -20,6 +20,9 @@ INTRODUCTION = (
 )
 
 
+ORDER = ("train", "infer")
+
+
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     """All measurements, training before inference, small models first, GPUs before CPUs."""
     found = []
@@ -28,13 +31,14 @@ def read_benchmarks(results: Path) -> list[dict[str, Any]]:
             found.append(json.loads(path.read_text(encoding="utf-8")))
             if missing := [key for key in ("what", "model", "quick", "environment") if key not in found[-1]]:
                 raise ValueError(f"it has no {missing[0]!r}")
+            if found[-1]["what"] not in ORDER:
+                raise ValueError(f"it measures {found[-1]['what']!r}, not {' or '.join(ORDER)}")
         except (OSError, ValueError) as error:
             raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`: {error}") from error
-    order = ["train", "infer"]
     return sorted(
         (result for result in found if not result["quick"]),
         key=lambda r: (
-            order.index(r["what"]),
+            ORDER.index(r["what"]),
             "CPU" in r["environment"]["device"],
             r["model"] != "mspcaps_t",
             r["model"],
