@@ -83,6 +83,19 @@ def test_the_paper_stands_beside_the_very_lines(site: Path) -> None:
 
 
 @needs_mkdocs
+def test_the_tables_of_results_have_room(site: Path) -> None:
+    """No table of contents beside them, and long names may be broken but are all there."""
+    page, markup = (
+        (DOCS / "results.md").read_text(encoding="utf-8"),
+        (site / "results.html").read_text(encoding="utf-8"),
+    )
+    assert re.search(r'data-md-type="toc"\s+hidden', markup)
+    names = set(re.findall(r"\| ([^| `]+\+[^| `]+) \|", page)) | set(re.findall(r"`(mspcaps train [^`]+)`", page))
+    assert len(names) > 10 and not [name for name in names if name not in text_of(site / "results.html")]
+    assert not [name for name in names if f">{name}<" in markup]
+
+
+@needs_mkdocs
 def test_commands_and_fields_are_asked_for(site: Path) -> None:
     commands, recipes = text_of(site / "commands.html"), text_of(site / "recipes.html")
     for command in COMMANDS:
