@@ -24,24 +24,24 @@ def slide(page: Chromium, name: str, value: float) -> None:
     )
 
 
-def shoot(url: str, name: str, width: int, height: int, sample: int) -> None:
-    """A sample, slightly turned and attacked."""
-    with Chromium(width, height) as page:
+def shoot(url: str, name: str, width: int, last: str, margin: int) -> None:
+    """A horse, slightly turned and attacked; the picture ends below the element that `last` selects."""
+    with Chromium(width) as page:
         page.open(url)
         page.wait("document.querySelector('#answer h2.says')")
-        page.run(f"document.querySelectorAll('.samples button')[{sample}]?.click()")
+        page.run("document.querySelectorAll('.samples button')[7]?.click()")
         slide(page, "rotation", 12)
         slide(page, "fgsm", 1)
         page.wait("document.querySelector('#answer .lead').innerText.includes('untouched')")
         time.sleep(1)  # the last of the changes
-        page.run("window.scrollTo(0, 0)")
+        page.end_at(last, margin)
         write_atomically(DOCS / name, page.screenshot())
 
 
 if __name__ == "__main__":
     running = start(Shelf([Path(word) for word in sys.argv[1:]]))
     try:
-        shoot(running.url, "app.png", 1280, 1330, 7)
-        shoot(running.url, "app_narrow.png", 390, 1500, 7)
+        shoot(running.url, "app.png", 1280, "#tree", 40)
+        shoot(running.url, "app_narrow.png", 390, "#answer .small", 8)
     finally:
         running.close()

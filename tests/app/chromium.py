@@ -81,6 +81,13 @@ class Chromium:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
+    def end_at(self, selector: str, margin: int) -> None:
+        """Makes the window so high that it ends this many pixels below the element."""
+        bottom = self.run(
+            f"window.scrollTo(0, 0); document.querySelector({json.dumps(selector)}).getBoundingClientRect().bottom"
+        )
+        self.resize(self.run("window.innerWidth"), round(bottom) + margin)
+
     def open(self, url: str) -> None:
         self.send("Page.navigate", url=url)
 
