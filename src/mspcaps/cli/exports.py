@@ -27,11 +27,10 @@ def export(
             images show what it costs; by default what the weights were trained on.
     """
     from mspcaps.export.model import check_request, export_model
-    from mspcaps.weights import load_model
 
     check_request(out, int8, calibrate)
     with counting() as progress:
-        made = export_model(load_model(weights), out, int8, calibrate, progress)
+        made = export_model(weights, out, int8, calibrate, progress)
     about = made.metadata
     height, width = about.img_size
     task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"

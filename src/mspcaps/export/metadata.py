@@ -23,9 +23,12 @@ class Metadata:
     img_size: tuple[int, int]  # height, width
     channels: int  # 1: grey, 3: RGB
     precision: str = "fp32"
+    data: str | None = None  # what it was trained on, as the recipe has it: the name of a set, or a path
+    sha256: str | None = None  # of the weights file
 
     def to_strings(self) -> dict[str, str]:
         """ONNX keeps strings only: lists and numbers are JSON."""
+        known = {key: value for key, value in (("data", self.data), ("sha256", self.sha256)) if value}
         return {
             "producer": f"mspcaps {__version__}",
             "task": "image-classification",
@@ -36,6 +39,7 @@ class Metadata:
             "img_size": json.dumps(self.img_size),
             "channels": json.dumps(self.channels),
             "precision": self.precision,
+            **known,
         }
 
     @classmethod
@@ -49,6 +53,8 @@ class Metadata:
                 img_size=(int(height), int(width)),
                 channels=int(strings["channels"]),
                 precision=strings["precision"],
+                data=strings.get("data"),
+                sha256=strings.get("sha256"),
             )
         except (KeyError, ValueError, TypeError) as error:
             raise MspcapsError(

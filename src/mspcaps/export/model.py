@@ -13,9 +13,10 @@ from mspcaps.export.graphs import at_rest, onnx_runner, pt2_runner, to_onnx, to_
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.export.runner import OnnxModel
-from mspcaps.files import write_atomically
+from mspcaps.files import readable, sha256_of, write_atomically
 from mspcaps.models import create_model
 from mspcaps.models.pretrained import class_names, config_of, unwrapped
+from mspcaps.weights import as_model, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -34,7 +35,7 @@ class Exported:
 
 
 def export_model(
-    model: nn.Module,
+    model: nn.Module | str | Path,
     path: str | Path,
     int8: bool = False,
     calibrate: str | Path | None = None,
@@ -44,11 +45,14 @@ def export_model(
 
     Before anything is written the file's scores are compared with the model's at batches of 1, 3 and 8. `int8` (ONNX)
     also quantises the convolutions, with ranges from training images of `calibrate`, a data set or a folder, by default
-    what the model was trained on. `model` comes from `load_model` or `create_model`.
+    what the model was trained on. `model` comes from `load_model` or `create_model`; of a weights file, or the name of
+    shipped weights, the exported file tells the sha256 too.
     """
     path = check_request(Path(path).expanduser(), int8, calibrate)
-    model = unwrapped(model)
+    given, model = model, unwrapped(as_model(model))
     about = describe(model)
+    if not isinstance(given, nn.Module):  # a model may have been trained on since its file was read
+        about = replace(about, sha256=sha256_of(weights_path(given)))
     images = calibration(model, calibrate, progress) if int8 else None
     program, agreement = traced(model), None
     if path.suffix == ".onnx":
@@ -69,7 +73,8 @@ def load_onnx(path: str | Path) -> nn.Module:
     file = OnnxModel(path)
     about = file.metadata
     model = create_model(about.model, len(about.classes), in_chans=about.channels, img_size=about.img_size)
-    model.about = {"classes": list(about.classes)}  # type: ignore[assignment]
+    recipe = {"recipe": {"data": about.data}} if about.data else {}
+    model.about = {"classes": list(about.classes), **recipe}  # type: ignore[assignment]
     model.forward = lambda images: torch.from_numpy(file(images.numpy()))
     return model.eval()
 
@@ -92,7 +97,11 @@ def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
 
 def describe(model: nn.Module) -> Metadata:
     config = config_of(model)
-    return Metadata(config["name"], class_names(model), config["img_size"], config["in_chans"])
+    data = getattr(model, "about", {}).get("recipe", {}).get("data")
+    return Metadata(
+        config["name"], class_names(model), config["img_size"], config["in_chans"],
+        data=data if data in CATALOG else None,  # of own pictures it would be a path of this machine
+    )  # fmt: skip
 
 
 @torch.no_grad()
