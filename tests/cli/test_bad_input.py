@@ -202,6 +202,12 @@ def weights_not_safetensors(here, patch):
     return ["predict", "text.safetensors", "x.png"]
 
 
+@case(r"sd\.pt is a PyTorch file, but only safetensors is read: .*save_pretrained")
+def weights_of_pytorch(here, patch):
+    torch.save({"weight": torch.zeros(2)}, here / "sd.pt")
+    return ["eval", "sd.pt"]
+
+
 @case(r"was not written by mspcaps")
 def weights_of_someone_else(here, patch):
     save_file({"weight": torch.zeros(2)}, here / "other.safetensors")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mspcaps import list_models
+from mspcaps import list_models, save_pretrained
 from mspcaps.capsules import DynamicRouting
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model, register_model, registry
@@ -145,6 +145,19 @@ def test_one_weight_that_is_not_a_number_is_refused(value, tmp_path):
     with pytest.raises(MspcapsError) as refusal:
         load_model(path)
     assert str(refusal.value) == f"{path} holds weights that are not finite numbers"
+
+
+@pytest.mark.parametrize("form", [True, False], ids=["zip", "before torch 1.6"])
+def test_a_pytorch_file_is_told_from_a_broken_one_and_the_remedy_works(form, tmp_path):
+    model = create_model("mspcaps_t_scale16", img_size=16)
+    torch.save(model.state_dict(), path := tmp_path / "sd.pt", _use_new_zipfile_serialization=form)
+    with pytest.raises(MspcapsError, match=r"sd\.pt is a PyTorch file, .* model = create_model\(") as refusal:
+        load_model(path)
+    assert "\n" not in str(refusal.value)
+    again = create_model("mspcaps_t_scale16", img_size=16)
+    again.load_state_dict(torch.load(path, weights_only=True))
+    found = load_model(save_pretrained(again, tmp_path / "folder") / "model.safetensors")
+    assert all(torch.equal(tensor, found.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 
 def test_refusals_in_one_sentence(tmp_path):

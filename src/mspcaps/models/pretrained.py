@@ -15,6 +15,8 @@ from mspcaps.files import write_atomically
 from mspcaps.models.layers import use_channels_last
 from mspcaps.models.registry import create_model, list_models
 
+OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that tell the protocol of pickle
+
 
 def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **about: Any) -> None:
     """Write the model's state (or `tensors` in its place) with its configuration and whatever else `about` says."""
@@ -95,6 +97,12 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise MspcapsError(f"there is no weights file {path}")
     if path.suffix.lower() in (".onnx", ".pt2"):
         raise MspcapsError(f"{path} is an exported file: `mspcaps predict` takes .onnx, torch.export.load takes .pt2")
+    if is_pytorch(path):
+        raise MspcapsError(
+            f"{path} is a PyTorch file, but only safetensors is read: load its state dict into "
+            "model = create_model(...) with model.load_state_dict(torch.load(FILE, weights_only=True)), then "
+            "mspcaps.save_pretrained(model, FOLDER) writes FOLDER/model.safetensors"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             header = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
@@ -113,6 +121,16 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
         raise MspcapsError(f"{path} holds weights that are not finite numbers")
     return header, tensors
+
+
+def is_pytorch(path: Path) -> bool:
+    """Whether torch.save wrote it: a zip file that begins with data.pkl or, before torch 1.6, a certain number."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1024)
+    except OSError:  # said by who reads all of it
+        return False
+    return (start.startswith(b"PK") and b"/data.pkl" in start) or start[2:].startswith(OLD_PYTORCH)
 
 
 def check_header(header: dict[str, Any], path: Path) -> None:
