@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,10 +82,10 @@ class Forward(Timed):
 
 
 class OnnxForward(Timed):
-    """One model as `mspcaps export` writes it, in onnxruntime on the CPU."""
+    """A file that `mspcaps export` writes, or its content, in onnxruntime on the CPU."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.session = open_session(to_onnx(traced(model), describe(model)), torch.get_num_threads())
+    def __init__(self, file: Path | bytes) -> None:
+        self.session = open_session(file, torch.get_num_threads())
         self.given: dict[str, Any] = {}
 
     def prepare(self, x: Tensor) -> None:
@@ -160,7 +161,10 @@ def prepare(
             say(f"preparing {name}, {form}")
             model = Task().model(name)
             try:
-                forward = OnnxForward(model) if form == "onnxruntime" else Forward(model, form, device)
+                if form == "onnxruntime":
+                    forward: Forward | OnnxForward = OnnxForward(to_onnx(traced(model), describe(model)))
+                else:
+                    forward = Forward(model, form, device)
                 forward.prepare(images(1))
             except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
                 fails[form] = str(error)
