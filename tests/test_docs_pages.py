@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mspcaps
-from mspcaps.models import registry
+from mspcaps.models import registry, summarize
 from mspcaps.training import Recipe, load_recipe, train
 from mspcaps.training.ledger import is_in_ledger
 from mspcaps.training.sweep import load_sweep
@@ -71,6 +71,13 @@ def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:
         key for row in table.splitlines() if row.startswith("| `") for key in re.findall(r"`(\w+)`", row.split("|")[1])
     ]
     assert sorted(told) == sorted(entry)
+
+
+def test_parameters_at_each_image_size_are_counted() -> None:
+    told = re.findall(r"([\d,]+)\sat (\d+) px", page("python.md"))
+    assert [int(size) for _, size in told] == [32, 64, 224]
+    for params, size in told:
+        assert params == f"{summarize('mspcaps_t', img_size=int(size)).params:,}"
 
 
 @pytest.mark.timeout(120)
