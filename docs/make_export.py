@@ -1,6 +1,7 @@
-"""Exports every registered model and writes the table of docs/export.md; a test asks that no model is missing there.
+"""Writes the tables of docs/export.md: that of int8 from results/export/, that of all models by exporting each.
 
-Weights are random, and so are the statistics of BatchNorm, which would hide mistakes if they were those of a new model.
+Tests compare the first with the store and ask that no model is missing in the second. There weights are random, and so
+are the statistics of BatchNorm, which would hide mistakes if they were those of a new model.
 """
 
 import tempfile
@@ -9,12 +10,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mspcaps.benchmarks.int8 import with_block
 from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
 from mspcaps.files import around_marks, write_atomically
 from mspcaps.models import create_model, list_models
 
 PAGE = Path(__file__).parent / "export.md"
+RESULTS = PAGE.parent.parent / "results" / "export"
 BEGIN, END = "<!-- models -->\n", "<!-- /models -->"
 HEAD = """<!-- Written by docs/make_export.py. Do not edit. -->
 
@@ -54,6 +57,7 @@ def row(name: str, place: Path) -> str:
 def main() -> None:
     import onnxruntime
 
+    write_atomically(PAGE, with_block(PAGE.read_text(encoding="utf-8"), RESULTS, str(PAGE)))
     rows = []
     with tempfile.TemporaryDirectory() as place:
         for name in list_models():

@@ -1,6 +1,6 @@
 """Measures int8 against fp32 for the shipped T weights: results/export/int8.json.
 
-One thread, so that others on the machine disturb less. Takes about ten minutes and needs all four data sets
+One thread, so that others on the machine disturb less. It takes up to ten minutes and needs all four data sets
 (`mspcaps data get`). `python docs/make_export.py` then writes the figures into docs/export.md.
 """
 
