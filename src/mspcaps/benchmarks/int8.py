@@ -78,7 +78,7 @@ def time_per_image(made: Sequence[Exported], data: ImageSet, batch: int, effort:
     works = {form: OnnxForward(file.path) for form, file in zip(FORMS, made, strict=True)}
     for forward in works.values():
         forward.prepare(data.images[:batch].float() / 255)
-    timings = time_interleaved(works, CPU, effort)  # type: ignore[arg-type]
+    timings = time_interleaved(works, CPU, effort)
     pairs = zip(*(timings[form].samples for form in FORMS), strict=True)
     ratios = sorted(small / whole for whole, small in pairs)
     return {

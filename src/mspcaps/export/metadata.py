@@ -23,7 +23,7 @@ class Metadata:
     img_size: tuple[int, int]  # height, width
     channels: int  # 1: grey, 3: RGB
     precision: str = "fp32"
-    data: str | None = None  # what it was trained on, as the recipe has it: the name of a set, or a path
+    data: str | None = None  # the data set it was trained on, if it is one of the catalog
     sha256: str | None = None  # of the weights file
 
     def to_strings(self) -> dict[str, str]:

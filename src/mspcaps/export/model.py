@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
 from mspcaps.export.graphs import at_rest, onnx_runner, pt2_runner, to_onnx, to_pt2, traced
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.export.runner import OnnxModel
-from mspcaps.files import readable, sha256_of, write_atomically
+from mspcaps.files import sha256_of, write_atomically
 from mspcaps.models import create_model
 from mspcaps.models.pretrained import class_names, config_of, unwrapped
 from mspcaps.weights import as_model, weights_path
