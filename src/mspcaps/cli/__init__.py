@@ -12,7 +12,8 @@ import tyro
 
 from mspcaps import __version__
 from mspcaps.cli import app, bench, commands, datasets, explanations, exports, training
-from mspcaps.errors import MspcapsError, nearest
+from mspcaps.cli.arguments import in_a_sentence, refusal
+from mspcaps.errors import MspcapsError
 
 Table = dict[str, Callable[..., Any]]
 DESCRIPTION = "Capsule networks: train, evaluate and use MSPCaps and its relatives. `mspcaps quickstart` shows it all."
@@ -66,7 +67,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(args: list[str]) -> int:
-    """Parse and call; argument errors end here with tyro's own words."""
+    """Parse and call."""
     table, program, description = COMMANDS, "mspcaps", DESCRIPTION
     if args in (["--version"], ["-V"]):
         print(f"mspcaps {__version__}")
@@ -74,14 +75,18 @@ def run(args: list[str]) -> int:
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
     if args and not args[0].startswith("-") and args[0] not in table:
-        hint = nearest(args[0], table, f"`{program} --help` lists them.")
-        raise MspcapsError(f"there is no command {args[0]!r}: {hint}")
+        raise refusal(f"there is no command {args[0]!r}", program, args[0], table)
     config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None
-    try:
-        status: int | None = tyro.extras.subcommand_cli_from_dict(
-            table, prog=program, description=description, args=args or ["--help"], config=config
+
+    def parse(words: list[str]) -> int | None:
+        return tyro.extras.subcommand_cli_from_dict(
+            table, prog=program, description=description, args=words, config=config
         )
-        return status or 0
+
+    command = args[:1] if args and args[0] in table else []
+    try:
+        with in_a_sentence(" ".join([program, *command]), args, lambda: parse([*command, "--help"])):
+            return parse(args or ["--help"]) or 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
 
