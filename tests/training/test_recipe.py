@@ -95,19 +95,38 @@ def test_sweep_files(tmp_path: Path) -> None:
     assert (once.seed, once.augment) == (4, Augmentation(crop=2))
     path.write_text('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = [0, 2]\nepochs = 5\n')
     assert [r.run_name for r in load_sweep(path)] == ["paper+epochs=5-seed0", "paper+epochs=5-seed2"]
-    for text, message in (
-        ("", "list of"),
-        ("[[runs]]\nseeds = [1]", "names its recipe"),
-        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nx = 1', "no 'x'"),
-        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = 3', "a list of whole numbers"),
-        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseeds = []', "a list of whole numbers"),
-        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nseed = 1\nseeds = [3]', "a list of whole numbers"),
-        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\nepochs = "3"', "epochs must be int, not '3'"),
-        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\naugment = { crop = -1 }', "augment.crop is -1"),
-    ):
-        path.write_text(text)
-        with pytest.raises(MspcapsError, match=message):
-            load_sweep(path)
+
+
+SOUND = '[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"sweep\.toml must hold a list of \[\[runs\]\] and nothing else"),
+        ("epochs = 3", r"must hold a list of \[\[runs\]\]"),
+        (f"{SOUND}epochs = = 3", r"sweep\.toml is not a valid TOML file: .*line 3"),
+        (f"{SOUND}[[runs]]\nseeds = [1]", r"^run 2 of .*sweep\.toml: it does not name its recipe"),
+        ("runs = [1]", "run 1 of .* does not name its recipe"),
+        ('[[runs]]\nrecipe = "paper/mnist/mspcaps_tt"', "run 1 of .* did you mean 'paper/mnist/mspcaps_t'"),
+        (f"{SOUND}epohcs = 1", "run 1 of .* has no 'epohcs': did you mean 'epochs'"),
+        (f'{SOUND}model = "mspcaps_tt"', "run 1 of .* no model 'mspcaps_tt': did you mean 'mspcaps_t'"),
+        (f"{SOUND}seeds = 3", "run 1 of .* a list of whole numbers, .* not 3"),
+        (f"{SOUND}seeds = []", "a list of whole numbers"),
+        (f"{SOUND}seeds = [true]", "a list of whole numbers"),
+        (f"{SOUND}seeds = [0, -1]", "run 1 of .*: seed is -1"),
+        (f'{SOUND}seed = "x"', "run 1 of .*: seed must be int, not 'x'"),
+        (f"{SOUND}seed = 1\nseeds = [3]", "both seed and seeds"),
+        (f'{SOUND}{SOUND}epochs = "3"', "run 2 of .*: epochs must be int, not '3'"),
+        (f"{SOUND}epochs = 0", "run 1 of .*: epochs is 0"),
+        (f"{SOUND}augment = {{ crop = -1 }}", "augment.crop is -1"),
+    ],
+)
+def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    with pytest.raises(MspcapsError, match=message):
+        load_sweep(path)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_builders, pattern))
 
 
+def check_name(name: str) -> None:
+    """Refuses what is not the name of a registered model."""
+    if not isinstance(name, str) or name not in _builders:
+        hint = nearest(str(name), _builders, "`mspcaps models` lists them.")
+        raise MspcapsError(f"there is no model {name!r:.80}: {hint}")
+
+
 def create_model(
     name: str,
     num_classes: int = 10,
@@ -57,8 +64,7 @@ def create_model(
 
     mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
     """
-    if name not in _builders:
-        raise MspcapsError(f"there is no model {name!r}: {nearest(name, _builders, '`mspcaps models` lists them.')}")
+    check_name(name)
     sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
     if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
         raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from mspcaps.errors import MspcapsError
+from mspcaps.models.registry import check_name
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.ledger import device_name, entry_path, is_in_ledger, read_entry
@@ -54,16 +55,27 @@ def load_sweep(path: Path) -> list[Recipe]:
     if not isinstance(runs, list) or not runs or set(table) != {"runs"}:
         raise MspcapsError(f"{path} must hold a list of [[runs]] and nothing else")
     recipes: list[Recipe] = []
-    for run in runs:
-        if not isinstance(run, dict) or not isinstance(run.get("recipe"), str):
-            raise MspcapsError(f"{path}: every one of the [[runs]] names its recipe")
-        base = load_recipe(run.pop("recipe"))
-        seeds = run.pop("seeds") if "seeds" in run else [run.pop("seed", base.seed)]
-        if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds) or "seed" in run:
-            raise MspcapsError(f"{path}: the seeds of a run are a list of whole numbers, seeds = [0, 1, 2]")
-        changes = checked_fields(run, str(path))
-        recipes += [override(base, seed=seed, **changes) for seed in seeds]
+    for number, run in enumerate(runs, start=1):
+        try:
+            recipes += _recipes(run)
+        except MspcapsError as error:
+            raise MspcapsError(f"run {number} of {path}: {error}") from error
     return recipes
+
+
+def _recipes(run: object) -> list[Recipe]:
+    """One of the [[runs]], once per seed."""
+    if not isinstance(run, dict) or not isinstance(run.get("recipe"), str):
+        raise MspcapsError('it does not name its recipe, as recipe = "paper/cifar10/mspcaps_t" does')
+    changes = {key: value for key, value in run.items() if key not in ("recipe", "seeds")}
+    base, seeds = load_recipe(run["recipe"]), run.get("seeds")
+    if "seeds" in run and "seed" in run:
+        raise MspcapsError("it has both seed and seeds: leave one of them out")
+    if "seeds" in run and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
+        raise MspcapsError(f"seeds must be a list of whole numbers, as seeds = [0, 1, 2], not {seeds!r:.80}")
+    changed = override(base, **checked_fields(changes, "the recipe"))
+    check_name(changed.model)  # now, not after hours of other runs
+    return [override(changed, seed=seed) for seed in seeds or [changed.seed]]
 
 
 def share_of_device(recipe: Recipe, device: torch.device) -> float:
