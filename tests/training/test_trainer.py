@@ -315,6 +315,21 @@ def test_a_run_resumed_with_other_images_is_refused(tmp_path: Path) -> None:
         train(recipe_for(data), "cpu", out=tmp_path, results=tmp_path)
 
 
+def test_streamed_files_that_are_no_pictures_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, of training and test pictures alike."""
+    images, labels = bars(60, 20, 3)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        for split in ("train", "test"):
+            path = tmp_path / "pictures" / split / f"c{label}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+            if i % 20 == 0:
+                path.write_bytes(b"<html>")
+    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    with pytest.raises(MspcapsError, match=r"cannot read .*train/.* is not a PNG.*; and 3 more$"):
+        Trainer(recipe_for(tmp_path / "pictures", batch_size=8), CPU, out=tmp_path, results=tmp_path)
+
+
 def test_a_broken_picture_that_is_streamed_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = bars(60, 20, 3)
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):

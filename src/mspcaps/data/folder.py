@@ -32,6 +32,7 @@ Progress = Callable[[str, int, int | None], None]  # what is being read, items s
 HELD_OUT = 5  # one picture in five
 PROBES = 64  # headers read to choose size and channels
 LARGEST_INFERRED = 64  # the cost of a model grows faster than pixels
+AT_A_TIME = 10_000  # pictures handed to the threads; each takes a kilobyte until it is read
 NAMED = 3  # broken pictures; of more only the number is told
 
 
@@ -64,18 +65,34 @@ class FolderImages:
         except RuntimeError as error:
             raise MspcapsError(f"{self.name} needs {self.estimated_bytes} bytes, more than there is memory") from error
 
+        def read(index: int) -> None:
+            images[index] = self[index][0]
+
+        self._each(read, progress)
+        return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
+
+    def check(self, progress: Progress = lambda what, done, total: None) -> None:
+        """Look at every header: where pictures are read as they are needed, files that are none are to be known before.
+        It takes a small part of one epoch's reading; what is cut off further down is found when read."""
+        self._each(lambda index: read_form(Path(self.paths[index])), progress)
+
+    def _each(self, read: Callable[[int], object], progress: Progress) -> None:
+        """Every picture by its number, in threads; the broken ones are named together."""
         broken: list[tuple[int, MspcapsError]] = []
 
-        def read(index: int) -> None:
+        def one(index: int) -> None:
             try:
-                images[index] = self[index][0]
+                read(index)
             except MspcapsError as error:
                 broken.append((index, error))
 
+        done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
             try:
-                for done, _ in enumerate(pool.map(read, range(len(self))), start=1):
-                    progress(self.name, done, len(self))
+                for start in range(0, len(self), AT_A_TIME):
+                    for _ in pool.map(one, range(start, min(start + AT_A_TIME, len(self)))):
+                        done += 1
+                        progress(self.name, done, len(self))
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -83,7 +100,6 @@ class FolderImages:
             reasons = [str(error) for _, error in sorted(broken, key=lambda item: item[0])]
             more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
             raise MspcapsError("; ".join(reasons[:NAMED]) + more)
-        return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
 
 
 def is_picture_folder(name_or_path: str | Path) -> bool:

@@ -101,6 +101,9 @@ def load_splits(
     train = replace(train, size=size)
     test = replace(test, size=size, channels=train.channels)
     if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
+        replace(train, paths=train.paths + test.paths).check(
+            now_and_then(lambda line: say(f"checking {line} pictures"))
+        )
         return train, test
     progress = now_and_then(lambda line: say(f"reading {line} pictures"))
     return train.resident(progress).to(device), test.resident(progress)
