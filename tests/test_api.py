@@ -1,5 +1,6 @@
 """The Python interface as people use it: what they will try works, or gets one sentence."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,31 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "0.safetensors")
     assert loaded.about == about
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mspcaps.create_model(["mspcaps_t"]), "no model .*: did you mean 'mspcaps_t'"),  # type: ignore[arg-type]
+        (lambda: mspcaps.create_model("mspcaps_t", num_classes=10**20), "num_classes is 100000000000000000000"),
+        (lambda: mspcaps.create_model("mspcaps_t", std=(1, 1, -1)), "a deviation is not negative"),
+        (lambda: mspcaps.load_dataset("fashionmnist_sample", image_size=10**20), "must be at most"),
+        (lambda: mspcaps.save_pretrained(None, "nowhere"), "a model is asked for, not None"),  # type: ignore[arg-type]
+        (lambda: mspcaps.train("quickstart", "cpu", form="fast"), "no form 'fast': the forms are eager"),
+    ],
+)
+def test_values_that_cannot_be(call: Callable[[], object], message: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MspcapsError, match=message):
+        call()
+
+
+def test_scores_that_are_no_numbers_are_no_answer() -> None:
+    model = mspcaps.create_model("mspcaps_t_scale16", num_classes=2, in_chans=1, img_size=16).eval()
+    images = ImageSet(torch.zeros(2, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, 1]), ("0", "1"), "black")
+    assert mspcaps.evaluate(model, images).n == 2
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            buffer.fill_(-1)
+    with pytest.raises(MspcapsError, match="not finite numbers: its weights are damaged"):
+        mspcaps.evaluate(model, images)

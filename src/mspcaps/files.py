@@ -2,6 +2,7 @@
 generated blocks of text."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -38,7 +39,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            raise MspcapsError(f"cannot write {path}: {error.strerror or error}") from error
+            raise MspcapsError(f"cannot write {path}: {reason(error)}") from error
         raise
 
 
@@ -54,7 +55,20 @@ def check_writable(folder: Path, refusal: str = "cannot write into") -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise MspcapsError(f"{refusal} {folder}: {error.strerror or error}") from error
+        raise MspcapsError(f"{refusal} {folder}: {reason(error)}") from error
+
+
+def check_readable(path: Path) -> None:
+    """Some libraries say of a file that may not be read that it is not there, or that it is damaged."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
+
+
+def reason(error: OSError) -> str:
+    """In the system's words; that a folder could not be made where a file is means that the file is no folder."""
+    return os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or str(error)
 
 
 @contextlib.contextmanager
@@ -69,7 +83,7 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise MspcapsError(f"cannot write into {folder}: {error.strerror}") from error
+        raise MspcapsError(f"cannot write into {folder}: {reason(error)}") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 """Whatever is wrong with the input: one clear sentence on stderr, a non-zero exit, no traceback, no half a file."""
 
 import errno
+import json
 import os
 import re
 import struct
@@ -307,6 +308,145 @@ def nothing_to_predict(here, patch):
     return ["predict", trained(here / "model.safetensors")]
 
 
+@case(r"one of the arguments is empty")
+def empty_argument(here, patch):
+    return ["train", "--data", draw(here / "pictures"), *TINY, "--out", ""]
+
+
+@case(r"pictures/mspcaps_t_scale16/.* lies in the folder of pictures pictures: choose another folder with --out")
+def runs_among_the_pictures(here, patch):
+    draw(here / "pictures")
+    return ["train", "--data", "pictures", *TINY, "--out", "."]
+
+
+@case(r"lies in the folder of pictures \.: choose another folder with --out")
+def training_inside_the_pictures(here, patch):
+    patch.chdir(draw(here / "pictures"))
+    return ["train", "--data", ".", *TINY]
+
+
+@case(r"lies in the folder of pictures .*: choose another folder with --results")
+def ledger_among_the_pictures(here, patch):
+    return ["train", "--data", draw(here / "pictures"), *TINY, "--results", here / "pictures" / "results"]
+
+
+@case(r"a path leads nowhere, write it out: Could not determine home directory")
+def home_of_nobody(here, patch):
+    return ["train", "--data", "~nobody-of-this-name/pictures", *TINY]
+
+
+@case(r"Symlink loop|there is no data set, folder")
+def link_to_itself(here, patch):
+    (here / "loop").symlink_to("loop")
+    return ["train", "--data", "loop", *TINY]
+
+
+@case(r"there is no home folder to keep data sets in: name a folder in MSPCAPS_DATA")
+def no_home(here, patch):
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    patch.delenv("MSPCAPS_DATA")
+    patch.delenv("XDG_CACHE_HOME", raising=False)
+    patch.setattr(Path, "expanduser", homeless)
+    return ["data", "list"]
+
+
+@case(r"num_classes is 99999999999999999999, but must be less than")
+def more_classes_than_can_be_counted(here, patch):
+    return ["models", "mspcaps_t", "--num-classes", 99999999999999999999]
+
+
+@case(r"img_size is 100000000, but must be less than")
+def larger_images_than_can_be_counted(here, patch):
+    return ["models", "mspcaps_t", "--img-size", 100_000_000]
+
+
+@case(r"cannot read model\.safetensors: Permission denied")
+def weights_that_may_not_be_read(here, patch):
+    forbid(trained(here / "model.safetensors"), patch)
+    return ["predict", "model.safetensors", "x.png"]
+
+
+@case(r"cannot read images\.npz: Permission denied")
+def npz_that_may_not_be_read(here, patch):
+    np.savez(here / "images.npz", images=np.zeros((4, 16, 16), np.uint8), labels=[0, 1, 0, 1])
+    forbid(here / "images.npz", patch)
+    return ["train", "--data", "images.npz", *TINY]
+
+
+@case(r"cannot read .*checkpoint\.safetensors: Permission denied$")  # and no advice to remove it
+def checkpoint_that_may_not_be_read(here, patch):
+    save_checkpoint(here / RUN / "checkpoint.safetensors", {"x": torch.zeros(1)}, {"recipe": {}})
+    forbid(here / RUN / "checkpoint.safetensors", patch)
+    return ["train", "--data", draw(here / "pictures"), *TINY]
+
+
+@case(r"cannot write plain/x\.pt2: Not a directory")
+def file_in_place_of_a_folder(here, patch):
+    (here / "plain").write_text("a file where a folder should be")
+    return ["export", trained(here / "model.safetensors"), "plain/x.pt2"]
+
+
+@case(r"which is not here: name its place with --calibrate")
+def calibration_data_that_has_moved(here, patch):
+    return ["export", trained(here / "model.safetensors"), "model.onnx", "--int8"]
+
+
+@case(r"cannot read nowhere\.md: No such file or directory$")
+def missing_readme(here, patch):
+    (here / "results").mkdir()
+    return ["report", "--readme", "nowhere.md"]
+
+
+def forbid(forbidden: Path, patch: pytest.MonkeyPatch) -> None:
+    """As if it belonged to somebody else: whoever runs the tests may be allowed to read everything."""
+    before = Path.open
+
+    def opened(path: Path, *args: object, **kwargs: object) -> object:
+        if path.resolve() == forbidden.resolve():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return before(path, *args, **kwargs)
+
+    patch.setattr(Path, "open", opened)
+
+
+HEADERS = {
+    "model": [({"name": 3}, "was not written by mspcaps"), ({"num_classes": "two"}, "the model has two"),
+              ({"img_size": "big"}, r"changed\.safetensors: img_size is 'big'")],
+    "recipe": [({"data": 3}, "the data in the recipe of its header is 3")],
+}  # fmt: skip
+
+
+def rewritten(here: Path, key: str, change: dict[str, object], cast: torch.dtype | None = None) -> str:
+    """Weights whose header, or whose tensors, somebody has changed."""
+    from safetensors import safe_open
+
+    with safe_open(trained(here / "model.safetensors"), "pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    header[key] = json.dumps(json.loads(header[key]) | change)
+    save_file(
+        {name: tensor.to(cast or tensor.dtype) for name, tensor in tensors.items()},
+        here / "changed.safetensors",
+        header,
+    )
+    return "changed.safetensors"
+
+
+@pytest.mark.parametrize(("key", "change", "pattern"), [(key, *row) for key, rows in HEADERS.items() for row in rows])
+def test_weights_whose_header_was_changed(key, change, pattern, say, place):
+    spoken = say("eval", rewritten(place, key, change))
+    assert spoken.status == 2
+    assert re.fullmatch(rf"error: .*{pattern}.*\n", spoken.err)
+
+
+def test_weights_of_whole_numbers_are_refused(say, place):
+    spoken = say("predict", rewritten(place, "model", {}, torch.int8), "x.png")
+    assert spoken.status == 2
+    assert re.search(r"does not fit the model: .* is torch\.int8, not torch\.float32", spoken.err)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_one_clear_sentence(name, say, place, monkeypatch):
     pattern, prepare = CASES[name]
@@ -381,6 +521,21 @@ def test_a_broken_picture_spoils_no_other(say, place):
     assert re.fullmatch(r"error: cannot read .*disc/1\.png: .*\n", spoken.err)
 
 
+def test_a_folder_that_may_not_be_read_is_not_passed_over_in_silence(say, place, monkeypatch):
+    draw(place / "pictures")
+    before = os.scandir
+
+    def scandir(path: object) -> object:
+        if str(path).endswith("disc"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return before(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    spoken = say("predict", trained(place / "model.safetensors"), "pictures")
+    assert (spoken.status, spoken.err) == (1, "error: cannot read pictures/disc: Permission denied\n")
+    assert len(spoken.out.splitlines()) == 6
+
+
 def subprocess_of(*args: str, stdout: object = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     source = Path(__file__).parents[2] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
@@ -409,3 +564,8 @@ def test_a_reader_that_has_seen_enough():
         done = subprocess_of("train", "--list", stdout=gone)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def test_output_that_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["train", "--list"]) == 0

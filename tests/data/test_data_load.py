@@ -1,3 +1,4 @@
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -179,3 +180,25 @@ def test_sample_is_made_from_the_real_data(tmp_path: Path) -> None:
     for split in PER_CLASS:
         made, shipped = load_dataset(tmp_path, split), load_dataset("fashionmnist_sample", split, image_size=28)
         assert torch.equal(made.images, shipped.images) and torch.equal(made.labels, shipped.labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.full((4, 8, 8), np.nan)}, "not float64, and some are not finite numbers$"),
+        ({"images": np.zeros((4, 0, 8), np.uint8)}, "holds no images, its shape is"),
+        ({"classes": np.array(["a", "a"])}, "two classes are called 'a'"),
+    ],
+)
+def test_npz_files_that_cannot_be_image_sets(changes: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+    arrays = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.array([0, 1, 0, 1])} | changes
+    np.savez(tmp_path / "set.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(MspcapsError, match=message):
+        load_dataset(tmp_path / "set.npz", "all")
+
+
+def test_a_zip_of_something_else_is_no_npz(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        archive.writestr("images.npy", "not an array")
+    with pytest.raises(MspcapsError, match="images is not an array"):
+        load_dataset(tmp_path / "set.npz")

@@ -41,6 +41,9 @@ def main(args: list[str] | None = None) -> int:
         # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and
         # training beside another program on the same cores took many times as long. With 3,000 it takes its share.
         os.environ["GOMP_SPINCOUNT"] = "3000"
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be what the terminal can show
             stream.reconfigure(errors="backslashreplace")
@@ -59,10 +62,12 @@ def main(args: list[str] | None = None) -> int:
         return refuse(sentence(error))
     except (MemoryError, RuntimeError) as error:
         lacks = type(error).__name__ == "OutOfMemoryError" or re.search(  # GPU, CPU, and what cannot even be counted
-            "can't allocate memory|calculation overflowed", str(error)
+            "can't allocate memory|calculation overflowed|multiplication overflow", str(error)
         )
         if isinstance(error, MemoryError) or lacks:
             return refuse("there is not enough memory for this: a smaller batch, image size or model may fit")
+        if re.match("Could not determine home|Symlink loop", str(error)):  # pathlib's words
+            return refuse(f"a path leads nowhere, write it out: {error}")
         raise
 
 
@@ -72,6 +77,8 @@ def run(args: list[str]) -> int:
     if args in (["--version"], ["-V"]):
         print(f"mspcaps {__version__}")
         return 0
+    if "" in args:
+        raise MspcapsError("one of the arguments is empty: is a variable of the shell not set?")
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
     if args and not args[0].startswith("-") and args[0] not in table:

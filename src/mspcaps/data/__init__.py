@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 SPLITS = ("train", "test", "all")
+LARGEST_SIDE = 1 << 16  # pixels
 
 
 def load_dataset(
@@ -150,4 +151,6 @@ def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None
     size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
     if len(size) != 2 or not all(isinstance(side, Integral) and side >= 1 for side in size):
         raise MspcapsError(f"the image size must be one or two positive whole numbers of pixels, not {image_size!r}")
+    if max(size) > LARGEST_SIDE:
+        raise MspcapsError(f"the image size is {max(size)} pixels, but must be at most {LARGEST_SIDE}")
     return int(size[0]), int(size[1])

@@ -43,7 +43,10 @@ def cache_root() -> Path:
     if own := os.environ.get("MSPCAPS_DATA"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "mspcaps"
+    try:
+        return (Path(base) if base else Path("~/.cache").expanduser()) / "mspcaps"
+    except RuntimeError as error:  # a user whom the system does not know, as in a container
+        raise MspcapsError("there is no home folder to keep data sets in: name a folder in MSPCAPS_DATA") from error
 
 
 def cache_path(name: str) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 
 from mspcaps.data.archives import read_gzip
 from mspcaps.errors import MspcapsError
+from mspcaps.files import check_readable
 from mspcaps.pictures import read_pixels
 
 COLUMNS = 100  # images per row of a packed mosaic
@@ -112,6 +113,8 @@ def _as_uint8(images: np.ndarray) -> str:
     """How numbers of another type become pixels, as far as their range tells."""
     if images.dtype.kind not in "bfiu" or not images.size or images.min() < 0:
         return ""
+    if not np.isfinite(images).all():
+        return ", and some are not finite numbers"
     top = images.max()
     if images.dtype.kind in "bf" and top <= 1:
         return ": store (images * 255).astype('uint8')"
@@ -140,13 +143,17 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz; arrays of Python objects are refused because reading them would run code."""
     if not path.is_file():
         raise MspcapsError(f"{path} does not exist")
+    check_readable(path)
     if not zipfile.is_zipfile(path):
         raise MspcapsError(f"{path} is not an .npz archive, or it is cut off")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path} as .npz: {getattr(error, 'strerror', None) or error}") from error
+    if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise MspcapsError(f"cannot read {path} as .npz: {odd[0]} is not an array")
+    return arrays
 
 
 def read_packed(folder: Path) -> dict[str, np.ndarray]:

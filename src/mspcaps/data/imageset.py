@@ -1,5 +1,6 @@
 """A labelled set of images that lives whole on one device, as uint8."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,8 +35,11 @@ class ImageSet:
             )
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise MspcapsError(f"{self.name}: {len(self.images)} images need {len(self.images)} int64 labels")
-        if len(self.images) == 0:
-            raise MspcapsError(f"{self.name}: the set holds no images")
+        if 0 in self.images.shape:
+            raise MspcapsError(f"{self.name}: the set holds no images, its shape is {tuple(self.images.shape)}")
+        if len({*self.classes}) < len(self.classes):
+            twice = Counter(self.classes).most_common(1)[0][0]
+            raise MspcapsError(f"{self.name}: two classes are called {twice!r}")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= len(self.classes):
             raise MspcapsError(

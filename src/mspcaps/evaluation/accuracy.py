@@ -108,6 +108,8 @@ def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Prog
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size].to(device)
             scores.append(model((batch.float() / 255).to(dtype)).float().cpu())
+            if not torch.isfinite(scores[-1]).all():  # the likeliest class of such scores would be an accident
+                raise MspcapsError("the model gives scores that are not finite numbers: its weights are damaged")
             if progress:
                 progress(min(start + batch_size, len(images)), len(images))
     return torch.cat(scores)

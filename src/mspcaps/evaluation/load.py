@@ -17,20 +17,21 @@ def load_for(
     name_or_path: str | Path | None = None,
     split: str = "test",
     progress: Progress = lambda what, done, total: None,
+    option: str = "--data",
 ) -> ImageSet:
     """By default the data that the model was trained on. `model` comes from `load_model`.
 
-    `progress` hears of every picture read from a folder.
+    `progress` hears of every picture read from a folder; `option` is how the command line is told of other data.
     """
     model = unwrapped(model)
     about, config = getattr(model, "about", {}), config_of(model)
     if name_or_path is None:
         name_or_path = about.get("recipe", {}).get("data")
         if name_or_path is None:
-            raise MspcapsError("the weights do not say which data they were trained on: name a data set with --data")
+            raise MspcapsError(f"the weights do not say which data they were trained on: name a data set with {option}")
         if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
             raise MspcapsError(
-                f"the weights were trained on {name_or_path}, which is not here: name its place with --data"
+                f"the weights were trained on {name_or_path}, which is not here: name its place with {option}"
             )
     if is_picture_folder(name_or_path):
         # the folder of test pictures may be all grey where the training pictures were not

@@ -43,7 +43,9 @@ def calibration(
     model: nn.Module, data: str | Path | None, progress: Callable[[str, int, int | None], None]
 ) -> tuple[ImageSet, ImageSet]:
     """Training images that set the ranges, and test images to compare on."""
-    train, test = (load_for(model, data, split, progress) for split in ("train", "test"))  # in the model's size
+    train, test = (
+        load_for(model, data, split, progress, "--calibrate") for split in ("train", "test")
+    )  # in the model's size
     room = MEMORY // summarize(model).memory_bytes_per_image
     count = min(len(train), CALIBRATION, max(BATCH, room))
     if count > BATCH:

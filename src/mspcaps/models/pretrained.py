@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError, nearest
-from mspcaps.files import write_atomically
+from mspcaps.files import check_readable, write_atomically
 from mspcaps.models.layers import use_channels_last
 from mspcaps.models.registry import create_model, list_models
 
@@ -65,7 +65,10 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 def load_model(path: str | Path) -> nn.Module:
     """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
     header, tensors = read_weights(Path(path))
-    model = create_model(**header.pop("model"))
+    try:
+        model = create_model(**header.pop("model"))
+    except MspcapsError as error:
+        raise MspcapsError(f"{path}: {error}") from error
     load_state(model, tensors, Path(path))
     use_channels_last(model)
     model.about = header  # type: ignore[assignment]
@@ -89,6 +92,8 @@ def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
             raise MspcapsError(
                 f"{path} does not fit the model: {name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
             )
+        if own[name].is_floating_point() != tensor.is_floating_point():
+            raise MspcapsError(f"{path} does not fit the model: {name} is {tensor.dtype}, not {own[name].dtype}")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -97,6 +102,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise MspcapsError(f"there is no weights file {path}")
     if path.suffix.lower() in (".onnx", ".pt2"):
         raise MspcapsError(f"{path} is an exported file: `mspcaps predict` takes .onnx, torch.export.load takes .pt2")
+    check_readable(path)
     if is_pytorch(path):
         raise MspcapsError(
             f"{path} is a PyTorch file, but only safetensors is read: load its state dict into "
@@ -110,7 +116,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise MspcapsError(f"{path} is not a whole safetensors file: {error}") from error
     config = header.get("model")
-    if not isinstance(config, dict) or "name" not in config:
+    if not isinstance(config, dict) or not isinstance(config.get("name"), str):
         raise MspcapsError(f"{path} was not written by mspcaps: its header names no model")
     if unknown := config.keys() - inspect.signature(create_model).parameters.keys():
         raise MspcapsError(f"{path} needs a newer mspcaps: the model has a {sorted(unknown)[0]!r}")
@@ -125,11 +131,8 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def is_pytorch(path: Path) -> bool:
     """Whether torch.save wrote it: a zip file that begins with data.pkl or, before torch 1.6, a certain number."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(1024)
-    except OSError:  # said by who reads all of it
-        return False
+    with path.open("rb") as file:
+        start = file.read(1024)
     return (start.startswith(b"PK") and b"/data.pkl" in start) or start[2:].startswith(OLD_PYTORCH)
 
 
@@ -138,14 +141,20 @@ def check_header(header: dict[str, Any], path: Path) -> None:
     classes, recipe, count = header.get("classes"), header.get("recipe"), header["model"].get("num_classes")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise MspcapsError(f"{path}: the classes of its header are not a list of names")
+    if classes is not None and len({*classes}) < len(classes):
+        raise MspcapsError(f"{path}: two classes of its header have the same name")
     if classes is not None and count is not None and len(classes) != count:
         raise MspcapsError(f"{path}: its header names {len(classes)} classes, but the model has {count}")
     if recipe is not None and not isinstance(recipe, dict):
         raise MspcapsError(f"{path}: the recipe of its header is not a table")
+    if recipe and not isinstance(recipe.get("data", ""), str):
+        raise MspcapsError(f"{path}: the data in the recipe of its header is {recipe['data']!r:.80}, which is no name")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"a model is asked for, not {model!r:.80}")
     while inner := model._modules.get("_orig_mod") or (
         None if hasattr(model, "config") else model._modules.get("module")
     ):

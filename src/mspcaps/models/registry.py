@@ -11,6 +11,7 @@ from torch import nn
 from mspcaps.errors import MspcapsError, nearest
 
 ImageSize = int | tuple[int, int]
+LARGEST = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
 
 
 class Builder(Protocol):
@@ -69,6 +70,9 @@ def create_model(
     if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
         raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
     size = int(sides[0]), int(sides[1])
+    for what, value in (("num_classes", num_classes), ("in_chans", in_chans), ("img_size", max(size))):
+        if isinstance(value, Integral) and value >= LARGEST:
+            raise MspcapsError(f"{what} is {value}, but must be less than {LARGEST}")
     for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
         if not isinstance(value, Integral):
             raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
@@ -82,6 +86,8 @@ def create_model(
         raise MspcapsError(f"mean and std are lists of numbers, one per channel, not {mean!r} and {std!r}") from error
     if not all(map(math.isfinite, (*mean, *std))):
         raise MspcapsError(f"mean and std must be finite, not {mean} and {std}")
+    if min(std, default=0) < 0:
+        raise MspcapsError(f"std is {std}, but a deviation is not negative")
     if len(mean) != in_chans or len(std) != in_chans:
         raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
     model = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)

@@ -1,5 +1,6 @@
 """What is on these pictures? Asks any model that takes a batch of images; a broken file spoils no other."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -67,10 +68,13 @@ def picture_files(paths: Iterable[str | Path]) -> Iterator[Prediction]:
     """Files as they are named, folders as the sorted pictures below them; not yet read."""
     for path in map(Path, paths):
         path = path.expanduser()
-        if not path.is_dir():
+        if not os.path.isdir(path):  # unlike the method it raises nothing where a folder may not be looked into
             yield Prediction(path)
             continue
-        found = sorted(map(Path, pictures_below(path)))
-        if not found:
+        closed: list[OSError] = []
+        found = sorted(map(Path, pictures_below(path, onerror=closed.append)))
+        for error in closed:
+            yield Prediction(Path(error.filename), error=f"cannot read {error.filename}: {error.strerror}")
+        if not found and not closed:
             yield Prediction(path, error=f"{path} holds no PNG, JPEG, BMP, WebP or GIF picture")
         yield from map(Prediction, found)

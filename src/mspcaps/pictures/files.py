@@ -35,7 +35,7 @@ def pictures_below(folder: Path, onerror: Callable[[OSError], None] | None = Non
 
 def open_picture(path: Path) -> Image.Image:
     """A picture of which only the header has been read; the caller closes it."""
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):  # these raise nothing, unlike the methods
         raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
     try:
         with warnings.catch_warnings():

@@ -52,6 +52,6 @@ def quoted(readme: Path, report: Report) -> str:
     try:
         text = readme.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MspcapsError(f"cannot read {readme}: {error}") from error
+        raise MspcapsError(f"cannot read {readme}: {getattr(error, 'strerror', None) or error}") from error
     before, after = around_marks(text, markdown.BEGIN, markdown.END, str(readme))
     return before + markdown.readme_block(report) + after

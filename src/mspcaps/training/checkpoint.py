@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mspcaps.errors import MspcapsError
-from mspcaps.files import write_atomically
+from mspcaps.files import check_readable, write_atomically
 from mspcaps.training.recipe import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -30,6 +30,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, 
 
 def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """-> progress, tensors; of a file that is not wanted whole, none."""
+    check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
             progress = json.loads((file.metadata() or {})["progress"])

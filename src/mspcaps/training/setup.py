@@ -109,6 +109,13 @@ def load_splits(
     return train.resident(progress).to(device), test.resident(progress)
 
 
+def check_apart(recipe: Recipe, path: Path, option: str) -> None:
+    """What a run writes among the pictures would be taken for a class the next time."""
+    pictures = Path(recipe.data).expanduser()
+    if is_picture_folder(recipe.data) and path.resolve().is_relative_to(pictures.resolve()):
+        raise MspcapsError(f"{path} lies in the folder of pictures {pictures}: choose another folder with --{option}")
+
+
 def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
     return max(size[0], least), max(size[1], least)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from mspcaps.training.recipe import Recipe, differences, measured_on
 from mspcaps.training.schedule import learning_rate
 from mspcaps.training.setup import (
     build_model,
+    check_apart,
     default_form,
     load_images,
     make_plan,
@@ -99,6 +100,8 @@ class Trainer:
         self.recipe = resolve(recipe, train)
         self.classes, self.images = train.classes, (len(train), len(test), train.channels, *train.size)
         self.folder = run_folder(Path(out), self.recipe)
+        check_apart(self.recipe, self.folder, "out")
+        check_apart(self.recipe, ledger.entry_path(self.results, self.recipe), "results")
         with preparing:
             self.model = build_model(self.recipe, train)
         self.initial = self.begin_from(find_weights)
@@ -108,6 +111,8 @@ class Trainer:
         self.plan = make_plan(self.recipe, train, device, self.world)
         images = self.plan.steps * self.recipe.batch_size * self.recipe.epochs
         self.form: Form = form or default_form(device, self.world, images)
+        if self.form not in get_args(Form):
+            raise MspcapsError(f"there is no form {form!r}: the forms are {', '.join(get_args(Form))}")
         if self.form == "captured" and device.type != "cuda":
             raise MspcapsError("the captured form is for GPUs: use eager or compiled")
         self.step = make_step(self.model, self.plan, self.recipe.weight_decay, self.form, self.world)
