@@ -414,18 +414,19 @@ def forbid(forbidden: Path, patch: pytest.MonkeyPatch) -> None:
 HEADERS = {
     "model": [({"name": 3}, "was not written by mspcaps"), ({"num_classes": "two"}, "the model has two"),
               ({"img_size": "big"}, r"changed\.safetensors: img_size is 'big'")],
+    "classes": [(["disc", "disc"], "two classes of its header have the same name")],
     "recipe": [({"data": 3}, "the data in the recipe of its header is 3")],
 }  # fmt: skip
 
 
-def rewritten(here: Path, key: str, change: dict[str, object], cast: torch.dtype | None = None) -> str:
+def rewritten(here: Path, key: str, change: object, cast: torch.dtype | None = None) -> str:
     """Weights whose header, or whose tensors, somebody has changed."""
     from safetensors import safe_open
 
     with safe_open(trained(here / "model.safetensors"), "pt") as file:
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    header[key] = json.dumps(json.loads(header[key]) | change)
+    header[key] = json.dumps(json.loads(header[key]) | change if isinstance(change, dict) else change)
     save_file(
         {name: tensor.to(cast or tensor.dtype) for name, tensor in tensors.items()},
         here / "changed.safetensors",
