@@ -313,21 +313,23 @@ def empty_argument(here, patch):
     return ["train", "--data", draw(here / "pictures"), *TINY, "--out", ""]
 
 
-@case(r"pictures/mspcaps_t_scale16/.* lies in the folder of pictures pictures: choose another folder with --out")
+@case(r"pictures/mspcaps_t_scale16/.* lies among the classes of pictures: choose another folder with --out")
 def runs_among_the_pictures(here, patch):
     draw(here / "pictures")
     return ["train", "--data", "pictures", *TINY, "--out", "."]
 
 
-@case(r"lies in the folder of pictures \.: choose another folder with --out")
+@case(r"lies among the classes of \.: choose another folder with --out")
 def training_inside_the_pictures(here, patch):
     patch.chdir(draw(here / "pictures"))
     return ["train", "--data", ".", *TINY]
 
 
-@case(r"lies in the folder of pictures .*: choose another folder with --results")
+@case(r"lies among the classes of .*: choose another folder with --results")
 def ledger_among_the_pictures(here, patch):
-    return ["train", "--data", draw(here / "pictures"), *TINY, "--results", here / "pictures" / "results"]
+    draw(here / "pictures" / "train")
+    draw(here / "pictures" / "val")
+    return ["train", "--data", here / "pictures", *TINY, "--results", here / "pictures" / "val"]
 
 
 @case(r"a path leads nowhere, write it out: Could not determine home directory")

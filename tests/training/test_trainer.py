@@ -338,7 +338,7 @@ def test_a_broken_picture_that_is_streamed_gets_one_sentence(tmp_path: Path, mon
     path.write_bytes(path.read_bytes()[:-40])
     monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
     with pytest.raises(MspcapsError) as caught:
-        train(recipe_for(tmp_path / "pictures", batch_size=8), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(tmp_path / "pictures", batch_size=8), "cpu", out=tmp_path / "a", results=tmp_path / "a")
     assert str(caught.value) == f"cannot read {path}: the picture is broken (image file is truncated)"
 
 

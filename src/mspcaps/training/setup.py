@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
-from mspcaps.data.folder import is_picture_folder, now_and_then
+from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, now_and_then
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model
 from mspcaps.models.initial import scale_initial_weights
@@ -110,10 +110,13 @@ def load_splits(
 
 
 def check_apart(recipe: Recipe, path: Path, option: str) -> None:
-    """What a run writes among the pictures would be taken for a class the next time."""
+    """What a run writes among the class folders would be taken for a class the next time."""
     pictures = Path(recipe.data).expanduser()
-    if is_picture_folder(recipe.data) and path.resolve().is_relative_to(pictures.resolve()):
-        raise MspcapsError(f"{path} lies in the folder of pictures {pictures}: choose another folder with --{option}")
+    if not is_picture_folder(recipe.data) or not path.resolve().is_relative_to(pictures.resolve()):
+        return
+    beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in ("train", *TEST_FOLDERS)
+    if not (beside and (pictures / "train").is_dir()):
+        raise MspcapsError(f"{path} lies among the classes of {pictures}: choose another folder with --{option}")
 
 
 def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
