@@ -56,6 +56,11 @@ def test_a_label_that_is_no_class_gets_a_sentence(label):
         margin_loss(torch.rand(2, 3), torch.tensor([0, label]))
 
 
+def test_labels_that_are_no_numbers_of_classes_get_a_sentence():
+    with pytest.raises(MspcapsError, match=r"one per image, not torch.float32 of shape \(2, 3\)"):
+        margin_loss(torch.rand(2, 3), torch.rand(2, 3))
+
+
 def test_the_compiler_follows_the_whole_loss():
     compiled = torch.compile(margin_loss, backend="eager", fullgraph=True)
     scores, labels = torch.rand(4, 3), torch.tensor([0, 1, 2, 0])

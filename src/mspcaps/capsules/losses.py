@@ -24,7 +24,11 @@ def margin_loss(
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
-    """On the CPU only: a GPU would have to be waited for."""
+    """Their range on the CPU only: a GPU would have to be waited for."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise MspcapsError(
+            f"labels are class numbers, one per image, not {labels.dtype} of shape {tuple(labels.shape)}"
+        )
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
         return
     low, high = int(labels.min()), int(labels.max())
