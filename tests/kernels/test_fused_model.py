@@ -6,7 +6,7 @@ from torch.nn.utils import parametrizations, prune
 
 from mspcaps.capsules import CrossAgreementRouting, MeanAgreementRouting
 from mspcaps.models import create_model
-from mspcaps.models import mspcaps as family
+from mspcaps.models import fused as way
 from mspcaps.models.mspcaps import MSPCaps
 
 
@@ -47,7 +47,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_or_is_listened_to_is_called(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "TRITON", True)
+    monkeypatch.setattr(way, "TRITON", True)
     model = create_model("mspcaps_t", img_size=16).train()
     assert model.runs_fused(X) and not model.eval().runs_fused(X)
     CHANGES[change](model.train())

@@ -19,9 +19,8 @@ from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
-from mspcaps.kernels import TRITON, embedding, is_plain
-from mspcaps.kernels.backbone import backbone, supported
-from mspcaps.models.layers import BatchNorm, Conv3x3, ConvBN, Normalize
+from mspcaps.models.fused import FusedBackbone
+from mspcaps.models.layers import ConvBN, Normalize
 from mspcaps.models.registry import register_model
 
 
@@ -61,8 +60,10 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class MSRB(nn.Module):
+class MSRB(FusedBackbone):
     """The multi-scale backbone: normalisation inside, one residual block per scale, a feature map from each."""
+
+    block = ResidualBlock
 
     def __init__(
         self, config: Config, in_chans: int, img_size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
@@ -85,56 +86,6 @@ class MSRB(nn.Module):
             x = block(x)
             maps.append(x)
         return maps
-
-    def layers(self) -> list[ConvBN]:
-        """All convolutions of the backbone in order."""
-        return [layer for block in self.blocks for layer in block.layers()]  # type: ignore[operator]
-
-    def pooled_layers(self) -> list[bool]:
-        """For each of them: whether its map becomes capsules."""
-        depth = len(self.layers()) // len(self.blocks)
-        return [i % depth == depth - 1 and i // depth in self.scales for i in range(len(self.layers()))]
-
-    def runs_fused(self, x: Tensor) -> bool:
-        """When training on a GPU the backbone is one operator with a hand-written backward; the modules define it."""
-        if not (self.training and isinstance(x, Tensor) and x.is_cuda and TRITON and self.can_be_fused()):
-            return False
-        layers = self.layers()
-        widths, strides = [layer.conv.out_channels for layer in layers], [layer.conv.stride[0] for layer in layers]
-        return supported(x, widths, strides, self.pooled_layers(), self.patch)
-
-    def can_be_fused(self) -> bool:
-        """Whether no module that the operator passes by is more than the operator knows: changed, listened to, or
-        frozen."""
-        layers = self.layers()
-        norms = [layer.bn for layer in layers]
-        eps, momentum = norms[0].eps, norms[0].momentum
-        return (
-            momentum is not None
-            and all(bn.training and bn.eps == eps and bn.momentum == momentum for bn in norms)
-            and all(is_plain(bn, BatchNorm) for bn in norms)
-            and all(is_plain(layer.conv, Conv3x3) and is_plain(layer, ConvBN) for layer in layers)
-            and all(is_plain(block, ResidualBlock) for block in self.blocks)
-        )
-
-    def fused_averages(self, x: Tensor) -> list[Tensor]:
-        """[b, c, h, w] in [0, 1] -> the patch averages [b, n_i, c_i] of every scale in use, finest first."""
-        layers = self.layers()
-        depth = len(layers) // len(self.blocks)
-        return backbone(
-            self.normalize(x).to(layers[0].conv.weight.dtype),
-            [layer.conv.weight for layer in layers],
-            [layer.bn.weight for layer in layers],
-            [layer.bn.bias for layer in layers],
-            [layer.bn.running_mean for layer in layers],  # type: ignore[misc]
-            [layer.bn.running_var for layer in layers],  # type: ignore[misc]
-            strides=[layer.conv.stride[0] for layer in layers],
-            shortcuts=[i % depth > 0 for i in range(len(layers))],
-            pools=self.pooled_layers(),
-            patch=self.patch,
-            momentum=layers[0].bn.momentum or 0.0,
-            eps=layers[0].bn.eps,
-        )
 
 
 class MSPCaps(MSRB):
@@ -178,30 +129,6 @@ class MSPCaps(MSRB):
             return self.fused_capsules(self.fused_averages(x))
         maps = self.forward_features(x)
         return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
-
-    def can_be_fused(self) -> bool:
-        layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
-        return (
-            super().can_be_fused()
-            and all(is_plain(layer, PatchifyCaps) for layer in layers)
-            and all(is_plain(layer.project, nn.Linear) and is_plain(layer.norm, nn.LayerNorm) for layer in layers)
-            and all(layer.norm.eps == layers[0].norm.eps for layer in layers)
-        )
-
-    def fused_capsules(self, averages: list[Tensor]) -> list[Tensor]:
-        """Patch averages [b, n_i, c_i] -> primary capsules [b, n_i, d_i]."""
-        layers: list[PatchifyCaps] = list(self.patchify)  # type: ignore[arg-type]
-        if not embedding.supported(averages, [len(layer.project.weight) for layer in layers]):
-            return [layer.embed(u) for layer, u in zip(layers, averages, strict=True)]
-        return embedding.embed(
-            averages,
-            [layer.project.weight for layer in layers],
-            [layer.project.bias for layer in layers],
-            [layer.position for layer in layers],
-            [layer.norm.weight for layer in layers],
-            [layer.norm.bias for layer in layers],
-            layers[0].norm.eps,
-        )
 
     def forward_capsules(self, x: Tensor) -> Tensor:
         """-> class capsules [b, num_classes, d_out]."""
