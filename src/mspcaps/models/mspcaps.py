@@ -1,9 +1,11 @@
 """MSPCaps: Multi-Scale Patchify Capsule Network with Cross-Agreement Routing.
 
-Paper: "MSPCaps: A Multi-Scale Patchify Capsule Network with Cross-Agreement Routing for Visual Recognition".
-Differs from it: nothing known. Where it is silent, the reading is the one that reproduces every parameter count it
-prints; docs/paper.md lists what no count decides, such as the capsules of the _dr models and of mspcaps_l_shared. Vote
-weights start from N(0, 1 / d_in), positions from N(0, 1), everything else as PyTorch does.
+Paper: Hu, Han, Sun, Ren, "MSPCaps: A Multi-Scale Patchify Capsule Network with Cross-Agreement Routing for Visual
+Recognition", https://github.com/abdn-hyd/MSPCaps.
+Differs from it: nothing known, though most of its ablations come out higher here than printed (docs/results.md). Where
+it is silent, the reading is the one that reproduces every parameter count it prints; docs/paper.md lists what no count
+decides, such as the capsules of the _dr models and of mspcaps_l_shared. Vote weights start from N(0, 1 / d_in),
+positions from N(0, 1), everything else as PyTorch does.
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
 """
 
