@@ -15,6 +15,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
 from mspcaps.files import around_marks, write_atomically
 from mspcaps.models import create_model, list_models
+from mspcaps.pages.grid import grid
 
 PAGE = Path(__file__).parent / "export.md"
 RESULTS = PAGE.parent.parent / "results" / "export"
@@ -24,9 +25,8 @@ HEAD = """<!-- Written by docs/make_export.py. Do not edit. -->
 All registered models, with random weights, for 10 classes of 3 x 32 x 32 images. The largest difference of a score to
 PyTorch's, by torch {torch}, onnxruntime {onnxruntime}:
 
-| model | ONNX file | batch 1 | batch 3 | batch 8 | .pt2, largest |
-| --- | --: | --: | --: | --: | --: |
 """
+HEADS = ("model", "ONNX file", "batch 1", "batch 3", "batch 8", ".pt2, largest")
 
 
 def seasoned(name: str) -> nn.Module:
@@ -39,9 +39,9 @@ def seasoned(name: str) -> nn.Module:
     return model
 
 
-def row(name: str, place: Path) -> str:
+def row(name: str, place: Path) -> list[str]:
     model = seasoned(name)
-    cells = []
+    cells = [f"`{name}`"]
     try:
         made = export_model(model, place / "model.onnx")
         cells += [f"{made.bytes / 1e6:.1f} MB", *(f"{made.differences[batch]:.0e}" for batch in (1, 3, 8))]
@@ -51,7 +51,7 @@ def row(name: str, place: Path) -> str:
         cells.append(f"{max(export_model(model, place / 'model.pt2').differences.values()):.0e}")
     except MspcapsError as error:
         cells.append(f"not as .pt2: {error}")
-    return f"| `{name}` | " + " | ".join(cells) + " |"
+    return cells
 
 
 def main() -> None:
@@ -62,9 +62,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for name in list_models():
             rows.append(row(name, Path(place)))
-            print(rows[-1], flush=True)
+            print(*rows[-1], sep="  ", flush=True)
     head = HEAD.format(torch=torch.__version__.split("+")[0], onnxruntime=onnxruntime.__version__)
-    block = BEGIN + head + "\n".join(rows) + f"\n\n{END}"
+    block = BEGIN + head + "\n".join(grid(HEADS, rows, right=range(1, len(HEADS)))) + f"\n\n{END}"
     before, after = around_marks(PAGE.read_text(encoding="utf-8"), BEGIN, END, str(PAGE))
     write_atomically(PAGE, before + block + after)
 

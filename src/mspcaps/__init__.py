@@ -83,9 +83,9 @@ def create_model(
     }  # fmt: skip
     _refuse_unknown("create_model", unknown, (*task, "pretrained"))
     task = {key: value for key, value in task.items() if value is not None}
-    if not pretrained and "." in name:
+    if pretrained in (None, False) and "." in name:
         name, _, pretrained = name.partition(".")
-    if not pretrained:
+    if pretrained is None or pretrained is False:
         return create_model(name, **task)
     import torch
 

@@ -21,6 +21,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import evaluate, load_for
 from mspcaps.export.model import Exported, export_model, load_onnx
 from mspcaps.files import around_marks, size_of
+from mspcaps.pages.grid import grid
 
 FILE = "int8.json"
 BATCHES = (1, 32)
@@ -34,11 +35,8 @@ CONVENTIONS = {
     "ratio": "time of an int8 block over that of the fp32 block before it: quartiles; below 1 int8 is faster",
 }
 BEGIN, END = "<!-- int8 -->\n", "<!-- /int8 -->"
-HEAD = """<!-- Written by docs/make_export.py from results/export/. Do not edit: a test compares the two. -->
-
-| weights | file, fp32 | int8 | accuracy, fp32 | int8 | {times} |
-| --- | --: | --: | --: | --: | {bars} |
-"""
+GENERATED = "<!-- Written by docs/make_export.py from results/export/. Do not edit: a test compares the two. -->"
+HEADS = ("weights", "file, fp32", "int8", "accuracy, fp32", "int8", *(f"time at batch {batch}" for batch in BATCHES))
 
 
 def measure(names: Sequence[str], effort: Effort = EFFORT) -> dict[str, Any]:
@@ -107,19 +105,18 @@ def with_block(text: str, results: Path, where: str) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    times = " | ".join(f"time at batch {batch}" for batch in BATCHES)
-    head = HEAD.format(times=times, bars=" | ".join(["--:"] * len(BATCHES)))
-    return head + "\n".join(row(*item) for item in result["weights"].items()) + f"\n\n{notes(result)}\n\n"
+    rows = [row(*item) for item in result["weights"].items()]
+    return "\n".join([GENERATED, "", *grid(HEADS, rows, right=range(1, len(HEADS))), "", notes(result)]) + "\n\n"
 
 
-def row(name: str, found: dict[str, Any]) -> str:
+def row(name: str, found: dict[str, Any]) -> list[str]:
     """Milliseconds stay in the store: a busy machine changes them more than their ratio."""
-    cells = [size_of(found["bytes"][form]) for form in FORMS]
+    cells = [f"`{name}`", *(size_of(found["bytes"][form]) for form in FORMS)]
     cells += [f"{found['accuracy'][form]:.2f} %" for form in FORMS]
     for batch in BATCHES:
         low, median, high = found["ms_per_image"][str(batch)]["ratio"]
         cells.append(f"{median:.2f} ({low:.2f} to {high:.2f})")
-    return f"| `{name}` | " + " | ".join(cells) + " |"
+    return cells
 
 
 def notes(result: dict[str, Any]) -> str:

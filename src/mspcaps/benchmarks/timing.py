@@ -9,6 +9,7 @@ import math
 import os
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,15 +19,15 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 
-class Timed:
+class Timed(ABC):
     """Something that takes steps."""
 
-    def settle(self) -> None:
-        """Before every block, untimed: use up what was prepared while others ran. Of most nothing is."""
+    def settle(self) -> None:  # noqa: B027 - of most nothing is prepared
+        """Before every block, untimed: use up what was prepared while others ran."""
 
+    @abstractmethod
     def run(self, steps: int) -> int:
         """Take at least so many steps; returns how many."""
-        raise NotImplementedError
 
 
 K = TypeVar("K")  # what tells variants apart

@@ -8,11 +8,12 @@ from mspcaps.errors import MspcapsError
 from mspcaps.explain.faithfulness import METHODS
 from mspcaps.explain.named import NAMES
 from mspcaps.files import around_marks
+from mspcaps.pages.grid import grid
 
 BEGIN, END = "<!-- faithfulness -->", "<!-- /faithfulness -->"
 GENERATED = "<!-- Written by docs/make_explain.py from results/explain/. Do not edit: a test compares the two. -->"
 EMPTY = "Not measured yet."
-HEAD = ("| order of the cells | deletion, less is better | insertion, more is better |", "| --- | --: | --: |")
+HEADS = ("order of the cells", "deletion, less is better", "insertion, more is better")
 CANDIDATES = "candidates-"  # how the files of docs/compare_heat_maps.py begin
 
 
@@ -73,13 +74,13 @@ def heading(setting: dict[str, Any]) -> str:
 
 def named(groups: dict[str, Any]) -> list[str]:
     """How far the score falls, and the paired difference to random patches in words."""
-    rows = ["| patches | score falls by | random ones | difference | |", "| --- | --: | --: | --: | --- |"]
+    rows = []
     for group, title in NAMES.items():
         if group in groups:
             own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
             word = "more" if difference > 2 * error else "less" if difference < -2 * error else "not told apart"
-            rows.append(f"| {title} | {own[0]:.3f} | {random[0]:.3f} | {figures(difference, error)} | {word} |")
-    return rows
+            rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(difference, error), word))
+    return grid(("patches", "score falls by", "random ones", "difference", ""), rows, right=(1, 2, 3))
 
 
 def candidates(entry: dict[str, Any]) -> list[str]:
@@ -92,25 +93,26 @@ def candidates(entry: dict[str, Any]) -> list[str]:
         f"{entry['weights_sha256'][:8]}, {entry['device']}.",
     ]
     for setting in entry["settings"]:
-        lines += ["", heading(setting), "", *HEAD]
+        rows = []
         for row in setting["candidates"].values():
             cells = [
                 f"{row[way]['auc'][0]:.3f} ({figures(*row[way]['less_gradient'])})" for way in ("deletion", "insertion")
             ]
-            lines.append(f"| {row['title'].replace('|', '&#124;')} | {cells[0]} | {cells[1]} |")
+            rows.append((row["title"].replace("|", "&#124;"), *cells))
+        lines += ["", heading(setting), "", *grid(HEADS, rows, right=(1, 2))]
     return lines
 
 
 def table(methods: dict[str, Any]) -> list[str]:
-    rows = list(HEAD)
+    rows = []
     for name, title in METHODS.items():
         cells = []
         for way in ("deletion", "insertion"):
             found = methods[name][way]
             beats = "" if name == "random" else f" ({found['better_than_random']:.0f} %)"
             cells.append(f"{found['auc'][0]:.3f} ± {found['auc'][1]:.3f}{beats}")
-        rows.append(f"| {title} | {cells[0]} | {cells[1]} |")
-    return rows
+        rows.append((title, *cells))
+    return grid(HEADS, rows, right=(1, 2))
 
 
 def verdict(methods: dict[str, Any]) -> str:

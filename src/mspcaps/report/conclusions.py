@@ -11,6 +11,7 @@ from mspcaps.report.tables import NONE, between, in_brackets, signed, with_n
 from mspcaps.training.recipe import list_recipes, load_recipe
 
 HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "is not shown"
+OF_SEVERAL = {HOLDS: "hold", IN_PART: "hold in part", NOT_SHOWN: "are not shown"}
 
 
 @dataclass(frozen=True)
@@ -228,26 +229,28 @@ def in_short(groups: Mapping[str, Group]) -> str:
     compared = {claim: comparisons(claim, groups) for claim in CLAIMS}
     judged = {claim: verdict_on(pairs) for claim, pairs in compared.items() if claim.source}
     said = []
-    for verdict in (HOLDS, IN_PART, NOT_SHOWN):
+    for verdict, of_several in OF_SEVERAL.items():
         if titles := [f"“{claim.title}”" for claim, found in judged.items() if found == verdict]:
-            words = verdict if len(titles) == 1 else verdict.replace("holds", "hold").replace("is", "are")
-            said.append(f"{' and '.join(titles)} {words}")
+            said.append(f"{' and '.join(titles)} {of_several if titles[1:] else verdict}")
     if not said:
         return ""
-    better = [
-        pair.worse.words for claim, pairs in compared.items() if not claim.source for pair in pairs if pair.reversed
-    ]
-    also = f" Clearly more accurate than the routing, on the same features: {' and '.join(better)}." if better else ""
+    better = surpassing([pair for claim, pairs in compared.items() if not claim.source for pair in pairs])
+    also = f" Clearly more accurate than the routing, on the same features: {better}." if better else ""
     return f"What the paper concludes from its ablations, put to our runs: {'; '.join(said)}.{also}"
 
 
 def what_follows(claim: Claim, pairs: Sequence[Comparison]) -> str:
     """For a question of our own: what is clearly better than the paper's way, and what to make of it."""
-    last, better = pairs[-1], " and ".join(pair.worse.words for pair in pairs if pair.reversed)
+    last, better = pairs[-1], surpassing(pairs)
     said = [f"Clearly more accurate than {last.better.words}: {better}."] if better else []
     if last.difference and not last.holds:
         said.append(claim.else_)
     return " ".join(said)
+
+
+def surpassing(pairs: Sequence[Comparison]) -> str:
+    """What is clearly better though it should be worse."""
+    return " and ".join(pair.worse.words for pair in pairs if pair.reversed)
 
 
 def capitalized(text: str) -> str:

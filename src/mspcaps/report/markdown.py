@@ -2,12 +2,24 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from mspcaps.pages.grid import grid
 from mspcaps.report.conclusions import CLAIMS, as_a_whole, comparisons, groups_of, in_short
-from mspcaps.report.grid import GENERATED, grid
 from mspcaps.report.missed import MISSED, missed
 from mspcaps.report.runs import Group, Run
-from mspcaps.report.speed import AGAIN
-from mspcaps.report.tables import HEADS, INTERVAL, NONE, Report, Row, Table, comparison, notes, quoted_notes, with_n
+from mspcaps.report.speed import AGAIN_ANCHOR
+from mspcaps.report.tables import (
+    GENERATED,
+    HEADS,
+    INTERVAL,
+    NONE,
+    Report,
+    Row,
+    Table,
+    comparison,
+    notes,
+    quoted_notes,
+    with_n,
+)
 
 BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
 EMPTY = "No run is in the ledger yet: every row awaits its first."
@@ -53,7 +65,7 @@ def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) ->
         parts += [f"- {pair}" for pair in compared[claim]]
         repeated = [f"{side.words} {with_n(again[side.model].last)}" for side in claim.sides if side.model in again]
         if repeated:
-            parts += ["", f"Made again from the same seeds ([each](speed.md#{AGAIN})): {'; '.join(repeated)}."]
+            parts += ["", f"Made again from the same seeds ([each](speed.md#{AGAIN_ANCHOR})): {'; '.join(repeated)}."]
         if whole := as_a_whole(claim, compared[claim]):
             parts += ["", whole]
     return "\n".join(parts) + "\n"

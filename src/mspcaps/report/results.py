@@ -7,10 +7,9 @@ from mspcaps.files import around_marks, write_atomically
 from mspcaps.report import markdown, results_page
 from mspcaps.report.conclusions import CLAIMS, groups_of, panels
 from mspcaps.report.dots import dot_chart
-from mspcaps.report.grid import GENERATED
 from mspcaps.report.runs import read_again, read_ledger
 from mspcaps.report.speed import render_speed
-from mspcaps.report.tables import Report, build
+from mspcaps.report.tables import GENERATED, Report, build
 
 
 def read_report(results: Path) -> Report:

@@ -6,9 +6,9 @@ from typing import Any
 
 from mspcaps.benchmarks import tables
 from mspcaps.errors import MspcapsError
-from mspcaps.report.grid import GENERATED, grid
+from mspcaps.pages.grid import grid
 from mspcaps.report.runs import Run
-from mspcaps.report.tables import Report, signed
+from mspcaps.report.tables import GENERATED, Report, signed
 from mspcaps.training.recipe import measured_on
 
 INTRODUCTION = (
@@ -64,7 +64,7 @@ AGREEMENT = (
 )
 
 
-AGAIN = "the-same-run-made-again"  # where it is on the page
+AGAIN_ANCHOR = "the-same-run-made-again"  # where it is on the page
 
 
 def agreement(report: Report) -> list[str]:

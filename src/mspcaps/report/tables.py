@@ -14,6 +14,7 @@ from mspcaps.report.paper import Figure, PaperTable
 from mspcaps.report.runs import Group, Run, Spread, group_of, grouped, recipe_of
 from mspcaps.training.recipe import list_recipes, load_recipe
 
+GENERATED = "<!-- Written by `mspcaps report` from the ledger in results/. Do not edit: a test compares the two. -->"
 NOT_TRAINED = "not trained yet"
 NEAR = 0.5  # points
 NONE = "–"

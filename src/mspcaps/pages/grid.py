@@ -1,8 +1,6 @@
-"""What all generated Markdown has: the warning at its top, and tables."""
+"""Tables of generated Markdown."""
 
 from collections.abc import Iterable, Sequence
-
-GENERATED = "<!-- Written by `mspcaps report` from the ledger in results/. Do not edit: a test compares the two. -->"
 
 
 def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
