@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.kernels import is_plain
-
 Grid = tuple[int, int]  # rows and columns of capsules
 
 
@@ -29,11 +27,4 @@ class PatchifyCaps(nn.Module):
 
     def embed(self, u: Tensor) -> Tensor:
         """Patch averages [b, n, c] -> capsules [b, n, d]."""
-        if not is_plain(self.project, nn.Linear):
-            return self.embed_by_calling(u)
-        u = F.linear(u, self.project.weight)  # [b, n, d]
-        return self.norm(u + (self.position + self.project.bias))
-
-    def embed_by_calling(self, u: Tensor) -> Tensor:
-        """The same with one addition more, for a projection that has hooks, is pruned or was replaced."""
         return self.norm(self.project(u) + self.position)
