@@ -1,6 +1,7 @@
 """The site of docs/: it builds strictly, fetches nothing when read, and shows the source as it is."""
 
 import html
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -38,8 +39,8 @@ def text_of(page: Path) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
 
 
-def hook(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "hooks" / f"{name}.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{Path(name).stem}", DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -63,23 +64,43 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert (site / "search" / "search_index.js").is_file(), "search from the file system"
 
 
+@pytest.mark.parametrize("name", ["commands.md", "paper.md", "recipes.md"])
+def test_what_a_page_quotes_from_the_source_is_there_today(name: str) -> None:
+    if name == "commands.md":
+        (pinned,) = re.findall(r"^tyro==(.*)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+        if importlib.metadata.version("tyro") != pinned:
+            pytest.skip(f"tyro {pinned} lays out the help")
+    page = (DOCS / name).read_text(encoding="utf-8")
+    made = script("make_excerpts").with_excerpts(page)
+    assert made == page, f"docs/{name} is stale: run `python docs/make_excerpts.py`"
+    assert all(len(block) > 20 for block in re.findall(r"```(?:python|{.text .help})\n(.*?)```", made, re.DOTALL))
+
+
+def test_no_other_page_has_marks_that_nothing_compares() -> None:
+    marked = {path.name for path in DOCS.glob("*.md") if script("make_excerpts").MARKED.search(path.read_text("utf-8"))}
+    assert marked == {"commands.md", "paper.md", "recipes.md"}
+
+
 @needs_mkdocs
 def test_the_paper_stands_beside_the_very_lines(site: Path) -> None:
     page = (DOCS / "paper.md").read_text(encoding="utf-8")
-    shown = text_of(site / "paper.html")
-    requests = re.findall(r"^```source\n(\S+) \S+\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
-    assert len(requests) > 15 and "```source" not in shown
-    for file, begins in requests:
-        source = (ROOT / "src" / "mspcaps" / file).read_text(encoding="utf-8")
-        for begin in begins.splitlines():
-            whole = [line.strip() for line in source.splitlines() if line.strip().startswith(begin)]
-            assert whole and any(line in shown for line in whole), begin
-    markup = (site / "paper.html").read_text(encoding="utf-8")
+    shown, markup = text_of(site / "paper.html"), (site / "paper.html").read_text(encoding="utf-8")
+    excerpts = re.findall(r"^```python\n(.*?)\n```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(excerpts) > 15 and all(excerpt in shown for excerpt in excerpts)
     formulas = re.findall(r"<math.*?</math>", markup)
-    assert len(formulas) == len(re.findall(r"\$\$.+?\$\$", page)) + len(
-        re.findall(r"(?<!\$)\$[^$\n ][^$]*\$(?!\$)", page)
+    prose = re.sub(r"^```python\n.*?\n```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(formulas) == len(re.findall(r"\$\$.+?\$\$", prose)) + len(
+        re.findall(r"(?<!\$)\$[^$\n ][^$]*\$(?!\$)", prose)
     )
     assert not any("\\" in formula for formula in formulas)
+
+
+def test_github_can_show_the_formulas() -> None:
+    """It takes a backslash before punctuation for Markdown's, refuses some macros, and wants a blank line after a tag."""
+    page = (DOCS / "paper.md").read_text(encoding="utf-8")
+    for formula in re.findall(r"\$\$?(.+?)\$\$?", page):
+        assert not re.search(r"\\[^\w\s]|\\operatorname", formula), formula
+    assert not re.search(r"^<div[^>]*>\n(?!<div|\n)", page, flags=re.MULTILINE)
 
 
 @needs_mkdocs
@@ -96,7 +117,7 @@ def test_the_tables_of_results_have_room(site: Path) -> None:
 
 
 @needs_mkdocs
-def test_commands_and_fields_are_asked_for(site: Path) -> None:
+def test_commands_and_fields_are_on_the_site(site: Path) -> None:
     commands, recipes = text_of(site / "commands.html"), text_of(site / "recipes.html")
     for command in COMMANDS:
         assert f"usage: mspcaps {command}" in commands
@@ -104,36 +125,33 @@ def test_commands_and_fields_are_asked_for(site: Path) -> None:
     assert "Draw every class equally often" in commands and "Draw every class equally often" in recipes
 
 
-@needs_mkdocs
 def test_help_fits_into_its_block() -> None:
-    commands = hook("commands")
-    lines = commands.reference().splitlines()
-    assert [line for line in lines if len(line) > int(commands.WIDTH)] == []
-    assert "       [--out PATH]" in commands.wrapped(f"usage: mspcaps x {'[--long STR] ' * 5}[--out PATH]")
+    excerpts = script("make_excerpts")
+    lines = excerpts.reference().splitlines()
+    assert [line for line in lines if len(line) > int(excerpts.WIDTH)] == []
+    assert "       [--out PATH]" in excerpts.wrapped(f"usage: mspcaps x {'[--long STR] ' * 5}[--out PATH]")
+
+
+def test_what_is_gone_cannot_be_quoted() -> None:
+    with_excerpts = script("make_excerpts").with_excerpts
+    for request, why in (
+        ("source: capsules/squash.py squish", "there is no squish any more"),
+        ("source: capsules/squish.py squash", "No such file"),
+        ("source: capsules/squash.py squash\nsquare = s.cube(", "0 statements begin with"),
+        ("source: capsules/squash.py -\nreturn", "3 statements begin with"),
+        ("fields: models/mspcaps.py Config", "has no docstring"),
+    ):
+        with pytest.raises(LookupError, match=why):
+            with_excerpts(f"<!-- {request} -->\n<!-- /{request.partition(':')[0]} -->\n")
 
 
 @needs_mkdocs
-def test_what_is_gone_ends_the_build() -> None:
+def test_what_is_not_tex_ends_the_build() -> None:
     from mkdocs.exceptions import PluginError
 
-    class Page:
-        class file:
-            src_path = "paper.md"
-
-    source, tex = hook("source"), hook("tex")
-    for request, why in (
-        ("capsules/squash.py squish", "there is no squish any more"),
-        ("capsules/squish.py squash", "No such file"),
-        ("capsules/squash.py squash\nsquare = s.cube(", "0 statements begin with"),
-        ("capsules/squash.py -\nreturn", "3 statements begin with"),
-    ):
-        with pytest.raises(PluginError, match=why):
-            source.on_page_markdown(f"```source\n{request}\n```", Page)
-    with pytest.raises(PluginError, match="has no docstring"):
-        source.on_page_markdown("```fields\nmodels/mspcaps.py Config\n```", Page)
     for formula in (r"\nonsense x", r"\frac{1}{"):
         with pytest.raises(PluginError):
-            tex.mathml(formula, "inline")
+            script("hooks/tex").mathml(formula, "inline")
 
 
 def test_the_navigation_names_every_page() -> None:

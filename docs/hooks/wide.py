@@ -1,14 +1,15 @@
-"""Room for the tables of docs/results.md. It is written by `mspcaps report`, so it cannot ask for it itself."""
+"""Room for wide pages. On GitHub their front matter would be shown as a table, so what hides the contents is here."""
 
 import re
 from typing import Any
 
+WIDE = ("paper.md", "results.md")
 LONG = re.compile(r"<td>(?:[^< ]*\+[^< ]*|<code>mspcaps train [^<]*</code>)</td>")  # paper+epochs=60+held_out=10000
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    if page.file.src_path != "results.md":
+    if page.file.src_path not in WIDE:
         return html
     page.meta["hide"] = ["toc"]
     return LONG.sub(lambda cell: re.sub(r"(?=[+=])|(?<=,)|(?<=\w/)", "<wbr>", cell[0]), html)
