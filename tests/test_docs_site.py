@@ -96,7 +96,7 @@ def test_the_paper_stands_beside_the_very_lines(site: Path) -> None:
 
 
 def test_github_can_show_the_formulas() -> None:
-    """It takes a backslash before punctuation for Markdown's, refuses some macros, and wants a blank line after a tag."""
+    """It takes a backslash before punctuation for its own, refuses some macros and wants a blank line after a tag."""
     page = (DOCS / "paper.md").read_text(encoding="utf-8")
     for formula in re.findall(r"\$\$?(.+?)\$\$?", page):
         assert not re.search(r"\\[^\w\s]|\\operatorname", formula), formula

@@ -68,12 +68,12 @@ def create_model(
     pretrained: str | Path | None = None,
     **unknown: Any,
 ) -> "nn.Module":
-    """A new model for 10 classes of 3 x 32 x 32 images unless told otherwise, or with `pretrained` a trained one.
+    """Create a model, by default an untrained one for 10 classes of 3 x 32 x 32 images.
 
-    `pretrained` is a data set whose weights come with the package, such as "cifar10", or the path of a weights file; a
-    name with a data set, "mspcaps_t.cifar10", asks for the same.
-    mean and std per channel are the normalisation inside the model. A weights file knows its own sizes; where other
-    classes, channels or sizes are named here, the model begins from what fits of the file, and the rest is new.
+    `pretrained` loads trained weights: the name of a data set that weights are shipped for, such as "cifar10", or the
+    path of a weights file. A name that includes the data set, "mspcaps_t.cifar10", does the same.
+    `mean` and `std` (per channel) are the normalisation inside the model. With `pretrained`, sizes default to those of
+    the weights; if you ask for other classes, channels or sizes, the weights that fit are kept and the rest are new.
     """
     from mspcaps.errors import MspcapsError
     from mspcaps.models import create_model
@@ -114,10 +114,10 @@ def create_model(
 
 
 def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bool = True, **options: Any) -> "Result":
-    """Train a recipe, by name, TOML path or object, from its checkpoint if there is one.
+    """Train a recipe (a name, the path of a TOML file, or an object); an interrupted run continues from its checkpoint.
 
-    Options are any fields of the recipe to change (`epochs=30`; its name then says so) and those of `Trainer`, such as
-    `out` and `results`. Its `init` may name weights that come with the package. With `progress` it tells how far it is.
+    Options are recipe fields to change, such as `epochs=30` (changes become part of the run's name), and those of
+    `Trainer`, such as `out` and `results`. `progress` shows a progress bar, or lines where there is no terminal.
     """
     import inspect
     from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The command line: words into calls of the Python API. This file has the way in and the way out, errors included."""
+"""The command line, a thin layer over the Python API. This file parses arguments, dispatches and reports errors."""
 
 import errno
 import io
@@ -16,7 +16,7 @@ from mspcaps.cli.arguments import in_a_sentence, refusal
 from mspcaps.errors import MspcapsError
 
 Table = dict[str, Callable[..., Any]]
-DESCRIPTION = "Capsule networks: train, evaluate and use MSPCaps and its relatives. `mspcaps quickstart` shows it all."
+DESCRIPTION = "Train, evaluate, explain and export capsule networks. Start with `mspcaps quickstart`."
 COMMANDS: Table = {
     "quickstart": commands.quickstart,
     "data": datasets.data,
@@ -80,7 +80,7 @@ def run(args: list[str]) -> int:
     if "" in args:
         raise MspcapsError("one of the arguments is empty: is a variable of the shell not set?")
     if args[:1] == ["data"]:
-        table, program, description, args = DATA, "mspcaps data", "Fetch, list and verify data sets.", args[1:]
+        table, program, description, args = DATA, "mspcaps data", "List, fetch and verify data sets.", args[1:]
     if args and not args[0].startswith("-") and args[0] not in table:
         raise refusal(f"there is no command {args[0]!r}", program, args[0], table)
     config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None

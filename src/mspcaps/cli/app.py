@@ -14,13 +14,13 @@ def app(
     port: Maybe[int] = None,
     device: Maybe[str] = None,
 ) -> None:
-    """Serve a page to try models on your pictures, and print its address: see parts, turn, add noise, attack.
+    """Serve a local web page for trying models on pictures: see the parts, rotate, add noise, attack.
 
     Args:
-        weights: Own .safetensors files; they come before the models that are shipped.
-        host: Address to listen on; the default is reached from this computer only. There is no password.
-        port: By default the first free one from 7860 on.
-        device: cpu or cuda; by default the GPU if there is one.
+        weights: Your own .safetensors files, listed before the shipped models.
+        host: Address to listen on. The default is reachable from this computer only; there is no password.
+        port: Port to listen on; by default the first free one from 7860 on.
+        device: cpu or cuda; default: the GPU if there is one.
     """
     from mspcaps.app import Shelf
     from mspcaps.app.page import import_gradio, start

@@ -22,17 +22,17 @@ def bench(
     device: Maybe[str] = None,
     results: Path = Path("results"),
 ) -> None:
-    """Measure speed on this machine: against an eager reference and a ResNet of the same size, all in one run.
+    """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
 
     Args:
-        what: train measures training steps, infer answers.
-        model: Name of a model, as `mspcaps models` shows it.
-        batch_size: Images per step, by default 128; of inference the largest batch that is tried.
-        scaling: Training: also measure how the cost grows with image size, batch and classes.
-        packed: Training on a GPU: also run so many side by side, as a sweep does.
-        quick: A few steps only: shows that everything works, measures nothing.
-        device: cpu or cuda; by default the GPU if there is one.
-        results: Folder that gets the figures, as bench/*.json.
+        what: train measures training steps, infer the forward pass.
+        model: Model name, as listed by `mspcaps models`.
+        batch_size: Images per step, 128 by default. For infer: the largest batch to try.
+        scaling: train only: also measure how cost grows with image size, batch size and number of classes.
+        packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
+        quick: Run a few steps only, to check that everything works; the figures mean nothing.
+        device: cpu or cuda; default: the GPU if there is one.
+        results: The figures are written to bench/*.json in this folder.
     """
     from mspcaps.benchmarks import bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device

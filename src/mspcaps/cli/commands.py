@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, train: bool = True) -> None:
-    """On the embedded sample of FashionMNIST: what shipped weights make of it, then MSPCaps-T trained anew. No network.
+    """Evaluate shipped weights on the embedded FashionMNIST sample, then train MSPCaps-T on it. Needs no network.
 
     Args:
-        out: Folder for the pages and the weights.
-        device: cpu or cuda; by default the GPU if there is one.
-        train: Whether to train, too, which takes about a minute; the page about the shipped weights takes seconds.
+        out: Folder for the result pages and the trained weights.
+        device: cpu or cuda; default: the GPU if there is one.
+        train: Whether to train as well, which takes about a minute; evaluating the shipped weights takes seconds.
     """
     from mspcaps.report.quickstart import SHIPPED, shipped
     from mspcaps.report.quickstart import quickstart as run
 
     ready = shipped(out, device)
-    print(f"{SHIPPED}, weights that come with the package: {ready.evaluation.accuracy:.1f} % of ", end="")
-    print(f"{ready.evaluation.n:,} test images named rightly.\nThe page:  {ready.page}\n")
+    print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")
+    print(f"{ready.evaluation.n:,} test images classified correctly.\nThe page:  {ready.page}\n")
     if not train:
         return
-    print("Training the same model anew on the embedded 5,000 images of FashionMNIST.", flush=True)
+    print("Training the same model from scratch on the embedded 5,000 FashionMNIST images.", flush=True)
     with resumable_progress() as (listener, stop):
         done = run(out, device, listener, stop=stop)
-    print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images named rightly.\n")
+    print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images classified correctly.\n")
     print(f"The page:  {done.page}\n\nTry next:")
     print(f"  mspcaps predict {done.weights} PICTURE.png")
-    print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # weights that come with the package")
+    print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # shipped weights")
     print("  mspcaps models")
     own = "mspcaps train --data FOLDER --model mspcaps_t --image-size 32 --epochs 30 --batch-size 32"
     print(f"  {own}   # FOLDER/CLASS/*.png")
@@ -55,14 +55,14 @@ def models(
     img_size: tuple[int, ...] = (32,),
     pretrained: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """The models and what they cost: parameters, multiply-adds and memory for training, each per image in fp32.
+    """List models with parameters, and with multiply-adds and training memory per image in fp32.
 
     Args:
-        pattern: Which models, as a shell pattern such as 'mspcaps_t*'.
+        pattern: Shell pattern of model names, such as 'mspcaps_t*'.
         num_classes: Number of classes.
-        in_chans: Channels of the images.
-        img_size: Side of the images, or height and width.
-        pretrained: Show the weights that come with the package instead.
+        in_chans: Number of image channels.
+        img_size: Side length of the images, or height and width.
+        pretrained: List the trained weights that ship with the package instead.
     """
     from mspcaps.models import list_models, summarize
 
@@ -91,7 +91,7 @@ def models(
 
 
 def show_pretrained(pattern: str) -> None:
-    """The shipped weights: what `eval` and `predict` take as WEIGHTS."""
+    """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
     from mspcaps.weights import list_pretrained, read_card
 
     cards = [
@@ -114,18 +114,17 @@ def evaluate(
     batch_size: int = 500,
     device: Maybe[str] = None,
 ) -> None:
-    """Accuracy, loss and calibration of trained weights, in all and per class.
+    """Measure the accuracy (overall and per class), loss and calibration of trained weights.
 
-    Confidence is the length of the winner (of a model without capsules: softmax); the calibration error is the mean gap
-    between it and the accuracy, over 15 bins.
+    Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
+    is the mean gap between confidence and accuracy over 15 bins.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote, a name that `mspcaps models --pretrained` shows, or the .onnx
-            file of `mspcaps export`.
-        data: Name of a data set or path of a folder or .npz; by default what the weights were trained on.
-        split: Which images of it.
-        batch_size: Images at a time.
-        device: cpu or cuda; by default the GPU if there is one. ONNX runs on the CPU.
+        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
+        data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
+        split: Which split to use.
+        batch_size: Images per batch.
+        device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
     """
     from mspcaps.data import CATALOG
     from mspcaps.evaluation import evaluate as run
@@ -163,14 +162,13 @@ def predict(
     top: int = 3,
     device: Maybe[str] = None,
 ) -> int:
-    """Say what is on pictures: the likeliest classes with their scores.
+    """Classify pictures: print the most likely classes with their scores.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote, a name that `mspcaps models --pretrained` shows, or the .onnx
-            file of `mspcaps export`.
-        paths: Picture files, or folders of them.
-        top: How many classes to show.
-        device: cpu or cuda; by default the GPU if there is one. ONNX runs on the CPU.
+        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
+        paths: Picture files or folders of pictures.
+        top: Number of classes to print.
+        device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
     """
     if not paths:
         raise MspcapsError("name at least one picture or folder")
@@ -211,13 +209,13 @@ def report(
     page: Path = Path("runs/report/index.html"),
     readme: Maybe[Path] = None,
 ) -> None:
-    """Write the paper's tables with the runs of the ledger beside its figures, as Markdown and as a page.
+    """Write the paper's tables with our runs next to the published figures, as Markdown and as an HTML page.
 
     Args:
         results: Folder of the ledger.
-        out: Where the Markdown goes; ablations.md with its pictures and speed.md go beside it.
-        page: Where the page goes.
-        readme: Also rewrite the main table in this file, between its marks.
+        out: Markdown file to write; ablations.md (with its plots) and speed.md are written to the same folder.
+        page: HTML page to write.
+        readme: Also update the main table between the markers in this file.
     """
     from mspcaps.report.markdown import summary
     from mspcaps.report.results import write_report

@@ -13,12 +13,12 @@ from mspcaps.files import size_of
 
 
 def data() -> None:
-    """Fetch, list and verify data sets: data list, data get NAME, data verify [NAME]."""
+    """List, fetch and verify data sets: data list, data get NAME, data verify [NAME]."""
     # only here to be listed by --help: `data` has commands of its own
 
 
 def show() -> None:
-    """All data sets that mspcaps knows, and which of them are on this machine."""
+    """List the known data sets and which of them are on this machine."""
     from mspcaps.data import list_datasets
 
     rows = []
@@ -41,11 +41,11 @@ def get(
     name: tyro.conf.Positional[str],
     source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH", help_behavior_hint="")] = None,
 ) -> None:
-    """Fetch a data set, verify it and keep it in the cache.
+    """Fetch a data set, verify it and store it in the cache.
 
     Args:
-        name: As `mspcaps data list` shows it.
-        source: Take it from files that are already there (raw files, packed parts or an .npz) instead of the network.
+        name: A name listed by `mspcaps data list`.
+        source: Import files you already have (raw files, packed parts or an .npz) instead of downloading.
     """
     from mspcaps.data import get as fetch
     from mspcaps.data import import_files
@@ -63,7 +63,7 @@ def verify(
     """Recompute the checksums of a cached data set, or of all of them.
 
     Args:
-        name: As `mspcaps data list` shows it; all that are on this machine by default.
+        name: A name listed by `mspcaps data list`; default: every data set on this machine.
     """
     from mspcaps.data import list_datasets
     from mspcaps.data import verify as check

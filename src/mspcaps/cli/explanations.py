@@ -19,14 +19,14 @@ def explain(
     out: Path = Path("runs/explain"),
     device: Maybe[str] = None,
 ) -> int:
-    """Write a page per picture that shows why the model decides as it does: parts, heat maps, the part-whole tree.
+    """Write an HTML page per picture showing why the model decided as it did: parts, heat maps, part-whole tree.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
-        paths: Picture files, or folders of them.
-        label: The class to explain; by default the winner, with the runner-up beside it.
-        out: Folder for the pages; those of each model have a folder of their own in it.
-        device: cpu or cuda; by default the GPU if there is one.
+        weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
+        paths: Picture files or folders of pictures.
+        label: The class to explain; default: the predicted class, next to the runner-up.
+        out: Folder for the pages, with a subfolder per model.
+        device: cpu or cuda; default: the GPU if there is one.
     """
     from mspcaps.explain.files import write_pages
     from mspcaps.training import choose_device

@@ -17,14 +17,13 @@ def export(
     int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     calibrate: Maybe[str] = None,
 ) -> None:
-    """Write trained weights as ONNX or torch.export file for elsewhere, once it has given the same scores as PyTorch.
+    """Export trained weights to an ONNX or torch.export file, after checking that its scores match PyTorch's.
 
     Args:
-        weights: A .safetensors file that mspcaps wrote, or a name that `mspcaps models --pretrained` shows.
-        out: The file to write: OUT.onnx, or OUT.pt2 for torch.export.load.
-        int8: ONNX only: quantise the convolutions to eight bits, and say how many answers stay the same.
-        calibrate: Name of a data set or path of a folder whose training images set the ranges of int8, and whose test
-            images show what it costs; by default what the weights were trained on.
+        weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
+        out: File to write: NAME.onnx, or NAME.pt2 for torch.export.load.
+        int8: ONNX only: quantise the convolutions to eight bits and report how many predictions stay the same.
+        calibrate: Data set or folder that sets the int8 ranges; default: the data the weights were trained on.
     """
     from mspcaps.export.model import check_request, export_model
 

@@ -30,38 +30,38 @@ Form = Literal["eager", "compiled", "captured"]
 
 @dataclass(frozen=True)
 class AugmentChanges:
-    """Of the training images; by default what the recipe says."""
+    """Augmentation of the training images; default: as in the recipe."""
 
     crop: Maybe[int] = None
-    """Pixels of padding before a random crop."""
+    """Padding in pixels before a random crop."""
     flip: Maybe[bool] = None
-    """Mirror images at random."""
+    """Flip images horizontally at random."""
     rotate: Maybe[float] = None
     """Largest angle of a random rotation, in degrees."""
 
 
 @dataclass(frozen=True)
 class ScaleChanges:
-    """Factors on the initial weights, by kind."""
+    """Factors applied to the initial weights, by kind."""
 
     votes: Maybe[float] = None
-    """Of the vote weights of the routing."""
+    """Factor on the vote weights of the routing."""
     positions: Maybe[float] = None
-    """Of the position embeddings."""
+    """Factor on the position embeddings."""
     convolutions: Maybe[float] = None
-    """Of the convolutions."""
+    """Factor on the convolution weights."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Any field of the recipe can be changed; the name of the run then tells. By default what the recipe says."""
+    """Changes to the recipe, which become part of the run's name; default: as in the recipe."""
 
     model: Maybe[str] = None
-    """Name of a model, as `mspcaps models` shows it."""
+    """Model name, as listed by `mspcaps models`."""
     data: Maybe[str] = None
-    """Name of a data set, or the path of a folder of class folders or of an .npz file."""
+    """Data set name, or path of an .npz file or of a folder with one subfolder per class."""
     name: Maybe[str] = None
-    """What this way of training is called in paths and in the ledger."""
+    """Name of the run in paths and in the ledger."""
     epochs: Maybe[int] = None
     """Passes over the training images."""
     batch_size: Maybe[int] = None
@@ -73,21 +73,21 @@ class Changes:
     warmup_epochs: Maybe[int] = None
     """Epochs of linear warm-up."""
     warmup_start: Maybe[float] = None
-    """Learning rate of the first epoch, as a share of the peak."""
+    """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: Maybe[float] = None
-    """Where the cosine ends."""
+    """Learning rate that the cosine decays to."""
     image_size: Maybe[int] = None
-    """Side of the square images that the model sees."""
+    """Images are resized to this side length (square)."""
     augment: AugmentChanges = field(default_factory=AugmentChanges)
     balance: Maybe[bool] = None
     """Draw every class equally often in an epoch, however many images it has."""
     init: Maybe[str] = None
-    """Shipped weights such as mspcaps_t.cifar10, or a weights file, to begin from."""
+    """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file."""
     initial_scale: ScaleChanges = field(default_factory=ScaleChanges)
     held_out: Maybe[int] = None
-    """Training images kept back to measure on in place of the test set."""
+    """Measure on this many held-out training images instead of the test set."""
     seed: Maybe[int] = None
-    """Decides initial weights, order of images and augmentation."""
+    """Determines initial weights, image order and augmentation."""
 
 
 def train(
@@ -101,17 +101,17 @@ def train(
     log_dir: Maybe[Path] = None,
     again: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """Train by a recipe, from its checkpoint if there is one. Without a recipe, --data and --model say what.
+    """Train a recipe, or --model on --data. An interrupted run continues from its checkpoint.
 
     Args:
-        recipe: A name that --list shows, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
-        list: Show the recipes and do nothing else.
-        device: cpu or cuda; by default the GPU if there is one.
-        form: How steps run; by default the fastest that the device supports.
+        recipe: A name shown by --list, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
+        list: List the recipes and exit.
+        device: cpu or cuda; default: the GPU if there is one.
+        form: How training steps are executed; default: the fastest form the device supports.
         out: Folder for weights and checkpoints.
-        results: Folder of the ledger, which gets one JSON file per finished run.
-        log_dir: Also write loss, learning rate and accuracy for TensorBoard into this folder.
-        again: Train anew what is done already; its entry takes the place of the one before.
+        results: Folder of the ledger: one JSON file per finished run.
+        log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
+        again: Retrain a finished run and replace its ledger entry.
     """
     from mspcaps import train as run
     from mspcaps.files import sha256_of
@@ -235,12 +235,12 @@ def sweep(
     out: Path = Path("runs"),
     results: Path = Path("results"),
 ) -> int:
-    """Train many runs: those of a file that the ledger lacks, in its order, side by side where that pays.
+    """Train the runs of a file that the ledger does not have yet, in order, side by side where that is faster.
 
     Args:
-        file: A TOML file with a list of [[runs]], each with a recipe, optional seeds and any field to change.
-        budget: Begin nothing that cannot end in this time: 540s, 9m, 2h.
-        device: cpu or cuda; by default the GPU if there is one.
+        file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, and any recipe fields to change.
+        budget: Start no run that cannot finish within this time: 540s, 9m, 2h.
+        device: cpu or cuda; default: the GPU if there is one.
         out: Folder for weights and checkpoints.
         results: Folder of the ledger.
     """

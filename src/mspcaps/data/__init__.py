@@ -48,12 +48,13 @@ def load_dataset(
     image_size: int | tuple[int, int] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> ImageSet:
-    """A whole split in memory: images uint8 [N, C, H, W], labels int64 [N].
+    """Load a split (train, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
 
-    A name of the catalog is read from the cache and comes in the size of its recipe (32x32) unless `image_size` says
-    otherwise. A path is a folder of class folders, an .npz or a folder of packed parts; it keeps its own size unless
-    `image_size` is given. `split` is train, test or all. Write ./mnist, or pass a Path, for a folder that is called
-    like a set of the catalog. `progress` hears of every picture read from a folder.
+    A data set of the catalog is read from the cache and resized to 32 x 32, as in its recipes, unless `image_size` is
+    given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without
+    `image_size` its images keep their size, except that picture files of different sizes or above 64 pixels are resized
+    to a square of at most 64. If a folder has the name of a data set, write ./mnist or pass a Path.
+    `progress` is called for every picture read from a folder.
     """
     if split not in SPLITS:
         raise MspcapsError(f'there is no split "{split}"; the splits are {", ".join(SPLITS)}')

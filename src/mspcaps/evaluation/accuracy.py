@@ -40,12 +40,12 @@ class Evaluation:
 
     @property
     def per_class(self) -> list[float]:
-        """Percent of each class's images that were named rightly; not a number where a class has no image."""
+        """Accuracy of each class in percent; NaN for a class without images."""
         return (100 * self.confusion.diagonal() / self.confusion.sum(1)).tolist()
 
     @property
     def mean_per_class(self) -> float:
-        """Percent, each class counting alike, however many images it has; classes without one do not count."""
+        """Mean of the per-class accuracies in percent; classes without images are left out."""
         return torch.tensor(self.per_class).nanmean().item()
 
 
@@ -56,10 +56,10 @@ def evaluate(
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run the model over all images, on its own device unless another is named: then the model is moved there.
+    """Measure a model on all images of `data`. If `device` is given, the model is moved there.
 
-    It may also be what `load_model` takes; the mode of its modules is left as it was. Of a data set that is named its
-    test images are taken, in the size that the model sees.
+    `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images
+    are used, in the model's image size. Train and eval modes are left unchanged.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")

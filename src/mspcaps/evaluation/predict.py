@@ -18,9 +18,9 @@ from mspcaps.weights import as_model
 def predict(
     model: nn.Module | str | Path, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
 ) -> list[Prediction]:
-    """One prediction per picture, in order; a folder stands for all pictures below it. A broken file spoils no other.
+    """One prediction per picture, in order; a folder means all pictures below it. Broken files do not stop it.
 
-    `model` comes from `load_model`, or is what that takes; of one from `create_model` the classes are numbers.
+    `model` may also be anything that `load_model` accepts. Untrained models have numbers as class names.
     """
     return list(stream_predictions(model, paths, top, batch_size))
 

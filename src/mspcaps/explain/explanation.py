@@ -104,7 +104,7 @@ class Explanation:
 
 @torch.no_grad()
 def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambda done, of: None) -> Explanation:
-    """Images in [0, 1], [b, c, h, w] -> their explanation, on the device of the model, which is left as it was.
+    """Explain the model's answers for images in [0, 1], [b, c, h, w]. The model itself is left unchanged.
 
     `model` may be a weights file or the name of shipped weights.
     """

@@ -25,7 +25,7 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name; no path beg
 
 
 def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = None) -> Path:
-    """Write a model of `load_model` or `create_model` into a folder; returns the folder.
+    """Save a model of `load_model` or `create_model` to a folder and return the folder.
 
     `licence` is the hub's word for it, such as "mit" or "cc-by-4.0", for weights of your own.
     """
@@ -40,7 +40,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
 
 
 def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> nn.Module:
-    """The model of a folder, or of a repository OWNER/NAME on the hub (`revision`: its branch, tag or commit).
+    """Load a model from a folder or from a hub repository OWNER/NAME (`revision`: branch, tag or commit).
 
     In eval mode; `model.about` has its classes and recipe. Only safetensors and JSON are fetched and read.
     """
@@ -55,7 +55,7 @@ def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> 
 
 
 def push_to_hub(model: nn.Module, repo_id: str, private: bool = False, licence: str | None = None) -> str:
-    """Put a model into the repository OWNER/NAME of the hub, which is made if need be; returns its address.
+    """Upload a model to the hub repository OWNER/NAME, creating it if needed, and return its address.
 
     Log in first, with `hf auth login` or the variable HF_TOKEN.
     """

@@ -31,7 +31,7 @@ class OnnxModel:
         return self.session.run(None, {INPUT: images})[0]
 
     def predict(self, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64) -> list[Prediction]:
-        """One prediction per picture, in order; a folder stands for all pictures below it."""
+        """One prediction per picture, in order; a folder means all pictures below it."""
         return list(self.stream_predictions(paths, top, batch_size))
 
     def stream_predictions(

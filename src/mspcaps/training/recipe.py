@@ -20,42 +20,42 @@ LARGEST_IMAGE = 2048  # pixels a side; beyond that it is a slip of the pen
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. Two runs with equal recipes compute the same thing, as far as their machine rounds alike."""
+    """One training run. Equal recipes compute the same thing, up to the rounding of the machine."""
 
     model: str = "mspcaps_t"
     """Name of a registered model."""
     data: str = "cifar10"
-    """Name of a data set, or the path of a folder of class folders or of an .npz file."""
+    """Data set name, or path of an .npz file or of a folder with one subfolder per class."""
     name: str = ""
-    """What this way of training is called in the ledger; empty: paper, or custom for images of your own."""
+    """Name of the run in paths and in the ledger; empty: `paper`, or `custom` for your own images."""
     epochs: int = 300
     """Passes over the training images."""
     batch_size: int = 128
-    """Images per step, over all processes; the last partial batch of an epoch is dropped."""
+    """Images per step, summed over all processes; the last, partial batch of an epoch is dropped."""
     lr: float = 5e-4
     """Peak learning rate of AdamW."""
     weight_decay: float = 1e-4
-    """Decoupled weight decay, on every parameter."""
+    """Decoupled weight decay, applied to every parameter."""
     warmup_epochs: int = 5
     """Epochs of linear warm-up."""
     warmup_start: float = 0.1
-    """Learning rate of the first epoch, as a share of the peak."""
+    """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: float = 1e-6
-    """Where the cosine ends."""
+    """Learning rate that the cosine decays to."""
     image_size: int | None = None
-    """Side of the square images the model sees; by default what the data set says."""
+    """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
-    """Training augmentation; by default the data set's own."""
+    """Training augmentation (crop, flip, rotate); default: that of the data set."""
     balance: bool = False
     """Draw every class equally often in an epoch, however many images it has."""
     init: str = ""
-    """Shipped weights such as mspcaps_t.cifar10, or a weights file, to begin from; empty: from fresh weights."""
+    """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
     initial_scale: dict = field(default_factory=dict)
-    """Factors on the initial weights by kind: votes, positions, convolutions; 1 where none is named."""
+    """Factors applied to the initial weights, by kind: votes, positions, convolutions; 1 if not given."""
     held_out: int = 0
-    """Training images kept back to measure on in place of the test set: settings are chosen on those."""
+    """Measure on this many held-out training images instead of the test set, to choose settings."""
     seed: int = 0
-    """Decides initial weights, order of images and augmentation."""
+    """Determines initial weights, image order and augmentation."""
 
     def __post_init__(self) -> None:
         if isinstance(self.data, Path):
@@ -103,7 +103,7 @@ class Recipe:
 
 
 def filled(recipe: Recipe) -> Recipe:
-    """With what it leaves to a data set of the catalog, as the ledger has it."""
+    """The recipe with the defaults of its data set filled in, as stored in the ledger."""
     known = CATALOG.get(recipe.data)
     if known is None:
         return recipe
@@ -131,7 +131,7 @@ def list_recipes() -> list[str]:
 
 
 def load_recipe(name: str | Path) -> Recipe:
-    """A recipe by its name under recipes/, or from a TOML file, which is called like the file unless it says a name."""
+    """A recipe by its name under recipes/, or from a TOML file; unless it sets a name, that of the file is used."""
     path = Path(name).expanduser()
     if path.suffix != ".toml":
         path = recipe_folder() / f"{name}.toml"
@@ -163,7 +163,7 @@ def checked_fields(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def override(recipe: Recipe, **changes: Any) -> Recipe:
-    """The recipe with some fields changed; unless only the seed changes, its name says so."""
+    """The recipe with some fields changed; changes other than the seed become part of its name."""
     known = {entry.name for entry in fields(Recipe)}
     for key in changes:
         if key not in known:

@@ -104,7 +104,7 @@ def find_weights(model: str, pretrained: str | Path) -> Path:
 
 
 def load_model(name_or_path: str | Path) -> nn.Module:
-    """The model of a weights file, or of a shipped name, in eval mode; `model.about` has its classes and recipe."""
+    """Load a weights file or shipped weights by name, in eval mode; `model.about` has the classes and the recipe."""
     if name_or_path in list_models() and not Path(name_or_path).exists():
         shipped = ", ".join(list_pretrained(f"{name_or_path}.*")) or "none are shipped"
         raise MspcapsError(f"{name_or_path} is a model, but here its weights are asked for: {shipped}, or a file")
