@@ -17,12 +17,12 @@ from mspcaps.explain.tree import Node, strongest
 
 DRAWS = 8  # of random patches for every image
 NAMES = {
-    "all": "all that are outlined on the image",
+    "all": "all outlined patches",
     "coarse": "the coarse patch with the largest effect",
     "mid": "the middle patches with the largest effects",
-    "fine": "in each of these the fine patch with the largest effect",
-    "mid_adds": "for comparison: the middle patches that add most to the middle capsule",
-    "fine_agrees": "for comparison: in each with the largest effect the fine patch that agrees most",
+    "fine": "the fine patch with the largest effect in each of these",
+    "mid_adds": "for comparison: the middle patches that contribute most to the middle capsule",
+    "fine_agrees": "for comparison: the fine patch that agrees most in each middle patch with the largest effect",
 }
 INSIDE = ("fine", "fine_agrees")  # whose random ones are drawn in the same coarser patches
 Named = dict[str, list[Node]]  # group -> its patches in one image

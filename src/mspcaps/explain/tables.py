@@ -13,7 +13,7 @@ from mspcaps.pages.grid import grid
 BEGIN, END = "<!-- faithfulness -->", "<!-- /faithfulness -->"
 GENERATED = "<!-- Written by docs/make_explain.py from results/explain/. Do not edit: a test compares the two. -->"
 EMPTY = "Not measured yet."
-HEADS = ("order of the cells", "deletion, less is better", "insertion, more is better")
+HEADS = ("order of the cells", "deletion (lower is better)", "insertion (higher is better)")
 CANDIDATES = "candidates-"  # how the files of docs/compare_heat_maps.py begin
 
 
@@ -52,12 +52,12 @@ def measurement(entry: dict[str, Any]) -> list[str]:
         f"### {entry['model']} on {entry['dataset']}, n = {entry['n']}",
         "",
         f"Mean area under the curve ± standard error over {entry['n']} {entry['split']} images ({entry['images']}); "
-        f"random orders are the mean of seeds {seeds}. In brackets the share of images on which the method beats the "
-        f"random order. Commit {(entry['commit'] or 'unknown')[:7]}, weights {entry['weights_sha256'][:8]}, "
+        f"random order is the mean of seeds {seeds}. In brackets: share of images on which the method beats random "
+        f"order. Commit {(entry['commit'] or 'unknown')[:7]}, weights {entry['weights_sha256'][:8]}, "
         f"{entry['device']}.",
         "",
-        f"**Only the named patches covered, with the mean colour**; random: as many of the same sizes, fine ones in "
-        f"the same middle patches, the mean of {entry['random_draws']} draws per image",
+        f"**Covering only the named patches, with the mean colour.** Random patches: equal in number and size, fine "
+        f"ones inside the same middle patches, mean of {entry['random_draws']} draws per image.",
         "",
         *named(entry["named"]),
     ]
@@ -73,14 +73,14 @@ def heading(setting: dict[str, Any]) -> str:
 
 
 def named(groups: dict[str, Any]) -> list[str]:
-    """How far the score falls, and the paired difference to random patches in words."""
+    """By how much the score drops, and the paired difference to random patches in words."""
     rows = []
     for group, title in NAMES.items():
         if group in groups:
             own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
-            word = "more" if difference > 2 * error else "less" if difference < -2 * error else "not told apart"
+            word = "more" if difference > 2 * error else "less" if difference < -2 * error else "no clear difference"
             rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(difference, error), word))
-    return grid(("patches", "score falls by", "random ones", "difference", ""), rows, right=(1, 2, 3))
+    return grid(("patches", "score drops by", "random patches", "difference", "verdict"), rows, right=(1, 2, 3))
 
 
 def candidates(entry: dict[str, Any]) -> list[str]:
@@ -89,7 +89,7 @@ def candidates(entry: dict[str, Any]) -> list[str]:
         f"### How the map was chosen: {entry['model']} on {entry['n']} training images of {entry['dataset']} "
         f"({entry['images']})",
         "",
-        "Mean area under the curve; in brackets the paired difference to the gradient ± standard error. Weights "
+        "Mean area under the curve; in brackets: paired difference to the gradient ± standard error. Weights "
         f"{entry['weights_sha256'][:8]}, {entry['device']}.",
     ]
     for setting in entry["settings"]:
@@ -135,4 +135,4 @@ def figures(difference: float, error: float) -> str:
 
 
 def judge(gain: float, doubt: float) -> str:
-    return "better than" if gain > doubt else "worse than" if gain < -doubt else "not told apart from"
+    return "better than" if gain > doubt else "worse than" if gain < -doubt else "not clearly different from"
