@@ -22,8 +22,8 @@ RESULTS = PAGE.parent.parent / "results" / "export"
 BEGIN, END = "<!-- models -->\n", "<!-- /models -->"
 HEAD = """<!-- Written by docs/make_export.py. Do not edit. -->
 
-All registered models, with random weights, for 10 classes of 3 x 32 x 32 images. The largest difference of a score to
-PyTorch's, by torch {torch}, onnxruntime {onnxruntime}:
+All registered models, with random weights, for 10 classes of 3 x 32 x 32 images: the largest difference between a
+score and PyTorch's, with torch {torch} and onnxruntime {onnxruntime}:
 
 """
 HEADS = ("model", "ONNX file", "batch 1", "batch 3", "batch 8", ".pt2, largest")

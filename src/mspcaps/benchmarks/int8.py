@@ -127,9 +127,9 @@ def notes(result: dict[str, Any]) -> str:
     )
     vnni = {True: ", with VNNI", False: ", without VNNI", None: ""}[around["vnni"]]
     said = [
-        f"Whole test sets; int8 gives another answer than fp32 to {differ}.",
-        f"Times are those of int8 as a share of fp32's, for one call with so many images: the median of "
-        f"{result['repeats']} pairs measured in turn, in brackets the quartiles.",
+        f"Accuracy is of the whole test set; int8 and fp32 predictions differ for {differ}.",
+        f"Times are those of int8 divided by those of fp32, per call with that many images: the median of "
+        f"{result['repeats']} pairs measured alternately, with quartiles in brackets.",
         f"{around['device']}{vnni}, {versions(around['software'])}, {around['date']}.",
         *(f"{note[0].upper()}{note[1:]}." for note in busy_note(around)),
     ]
