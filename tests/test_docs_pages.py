@@ -66,7 +66,7 @@ def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     recipe = Recipe(model="mspcaps_t_scale16", data=str(tmp_path / "d.npz"), epochs=1, batch_size=4, image_size=16)
     entry = train(recipe, "cpu", out=tmp_path, results=tmp_path).entry
-    table = page("recipes.md").partition("| key | |")[2].partition("\n\n")[0]
+    table = page("recipes.md").partition("| key | meaning |")[2].partition("\n\n")[0]
     told = [
         key for row in table.splitlines() if row.startswith("| `") for key in re.findall(r"`(\w+)`", row.split("|")[1])
     ]
