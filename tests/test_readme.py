@@ -111,6 +111,7 @@ def test_the_opening_states_only_figures_that_are_measured():
     )
     assert [size for size, *_ in reached] == ["T", "L"]
     for size, ours, paper in reached:
+        assert "(n = 3)" in rows[f"mspcaps_{size.lower()}"], "three seeds"
         assert f"| {ours} | {paper} |" in rows[f"mspcaps_{size.lower()}"], "best epoch of ours, best epoch of the paper"
     faster = re.findall(r"([\d.]+) times \(([TL])\)", opening)
     speed = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
