@@ -27,8 +27,7 @@ class Answer:
 def answer(
     model: nn.Module, picture: object, changes: Changes = Changes(), truth: str | None = None  # noqa: B008 - frozen
 ) -> Answer:  # fmt: skip
-    """`picture` is the text that `uploads.accept` gave, `truth` its class where it is known. What cannot be answered is
-    an MspcapsError: one sentence."""
+    """`picture` is the text returned by `uploads.accept`, `truth` its class if known. Bad input is an MspcapsError."""
     config = config_of(model)
     pixels = torch.from_numpy(picture_pixels(picture, config["img_size"], config["in_chans"]))
     untouched = lengths_of(model, perturbed(model, pixels, Changes())) if changes.any else None

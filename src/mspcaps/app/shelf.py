@@ -29,7 +29,7 @@ class Sample:
 
 
 class Shelf:
-    """Own weights files first, then what comes with the package. Own files are read at once: a bad one is an error."""
+    """Your weights files first, then the shipped ones. Your files are read at once, so that a bad one is an error."""
 
     def __init__(self, weights: Sequence[Path] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

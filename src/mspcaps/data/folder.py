@@ -134,10 +134,10 @@ def now_and_then(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
 
 
 def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = None) -> FolderImages:
-    """List a folder of class folders; `split` is train, test or all.
+    """List the pictures of a folder with one subfolder per class; `split` is train, test or all.
 
-    Without `image_size` the common size of the training pictures is taken, or if they differ or exceed 64 pixels a
-    square of the median shorter side, at most 64. Pictures are read in grey only if those looked at are all grey.
+    Without `image_size` the common size of the training pictures is used; if they differ or exceed 64 pixels, a square
+    with the median of their shorter sides, at most 64. Pictures are read as grey only if all those sampled are grey.
     """
     train, test, classes = _listing(root)
     chosen = {"train": train, "test": test, "all": train + test}[split]

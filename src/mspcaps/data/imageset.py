@@ -68,7 +68,7 @@ class ImageSet:
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def split(self, held_out: int) -> tuple["ImageSet", "ImageSet"]:
-        """-> the rest, `held_out` images of it: always the same ones, drawn once and for all."""
+        """-> (the rest, `held_out` images). The held-out images are random but always the same."""
         if not 0 < held_out < len(self):
             raise MspcapsError(f"held_out is {held_out}, but {self.name} has {len(self):,} images to hold out from")
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).to(self.images.device)

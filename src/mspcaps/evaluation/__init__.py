@@ -1,4 +1,4 @@
-"""What a trained model is worth, and what it says about single pictures."""
+"""Accuracy and calibration of trained models, and predictions for pictures."""
 
 from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
 from mspcaps.evaluation.load import load_for

@@ -1,4 +1,4 @@
-"""What a model is worth on a set of images: accuracy, loss, calibration, confusion. In the precision of its weights."""
+"""Accuracy, loss, calibration and confusion of a model on a set of images, in the precision of its weights."""
 
 import math
 from collections.abc import Callable
@@ -118,8 +118,7 @@ def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Prog
 def confidence(scores: Tensor, lengths: bool) -> Tensor:
     """How sure the model is of its answer, in [0, 1]: scores [n, K] -> [n].
 
-    Of capsule lengths (`lengths`), each of which says whether its class is there, it is the winning one; logits go
-    through softmax.
+    If the scores are capsule lengths (`lengths`), it is the largest of them; logits go through softmax.
     """
     return (scores if lengths else scores.softmax(1)).amax(1)
 

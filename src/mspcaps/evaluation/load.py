@@ -19,9 +19,9 @@ def load_for(
     progress: Progress = lambda what, done, total: None,
     option: str = "--data",
 ) -> ImageSet:
-    """By default the data that the model was trained on. `model` comes from `load_model`.
+    """Load images in the form the model takes; default: the data it was trained on. `model` comes from `load_model`.
 
-    `progress` hears of every picture read from a folder; `option` is how the command line is told of other data.
+    `progress` is called for every picture read from a folder; error messages name `option` as the way to choose data.
     """
     model = unwrapped(model)
     about, config = getattr(model, "about", {}), config_of(model)

@@ -24,9 +24,9 @@ Label = int | str | Tensor  # a class by number or name, or one number per image
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of a batch of b images. A class is given by its number, its name, or one number per image [b].
+    """The explanation of b images. A class is given as a number, a name, or one number per image [b].
 
-    blocks[-1] leads to the classes; with three scales blocks[0] makes the middle capsules. Each has agreements
+    blocks[-1] routes to the classes; with three scales, blocks[0] routes to the middle capsules. Each has agreements
     [k, b, m, j], couplings [k, b, j] and contributions [k, b, j].
     """
 
@@ -71,21 +71,21 @@ class Explanation:
     def effects(self, label: Label) -> list[Tensor]:
         """[b, n_i] of every scale, finest first: what uncovering each patch adds to |s_j| (explain/heat.py).
 
-        At every scale they add up to the class's length before squash less that of a blank image.
+        At every scale they add up to the length of the class capsule before squash minus that of a blank image.
         """
         images, numbers = torch.arange(len(self.images)), self.label_numbers(label)
         return [value[images, :, numbers] for value in self.all_effects]
 
     def heat_map(self, label: Label) -> Tensor:
-        """[b, H, W]: the effects of all patches, each spread evenly over its pixels; the mean over the scales.
+        """[b, H, W]: each effect spread evenly over the pixels of its patch, averaged over the scales.
 
-        Adds up to what the effects of a scale add up to; negative where a patch speaks against the class.
+        Its sum is that of the effects of a scale; it is negative where a patch speaks against the class.
         """
         maps = [scale.spread(value) for scale, value in zip(self.scales, self.effects(label), strict=True)]
         return torch.stack(maps).mean(0)
 
     def tree(self, image: int = 0, label: int | str | None = None) -> Node:
-        """The part-whole tree of one image, of the winner unless another class is named."""
+        """The part-whole tree of one image, for the predicted class unless `label` names another."""
         number = self.number_of(image, label)
         return self.grower(image, number).tree(number)
 
@@ -94,7 +94,7 @@ class Explanation:
         return self.grower(image, self.number_of(image, label)).parts()
 
     def number_of(self, image: int, label: int | str | None) -> int:
-        """Of the class asked for, of the winner if none is."""
+        """The number of the class asked for, or of the predicted class."""
         return int(self.ranking[image, 0]) if label is None else int(self.label_numbers(label)[image])
 
     def grower(self, image: int, number: int) -> Grower:

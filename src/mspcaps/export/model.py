@@ -42,12 +42,12 @@ def export_model(
     calibrate: str | Path | None = None,
     progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
 ) -> Exported:
-    """Write `path`: .onnx for onnxruntime and others, .pt2 for torch.export.load. The batch size stays free.
+    """Export a model to `path`: .onnx for onnxruntime, .pt2 for torch.export.load, both for any batch size.
 
-    Before anything is written the file's scores are compared with the model's at batches of 1, 3 and 8. `int8` (ONNX)
-    also quantises the convolutions, with ranges from training images of `calibrate`, a data set or a folder, by default
-    what the model was trained on. `model` comes from `load_model` or `create_model`; of a weights file, or the name of
-    shipped weights, the exported file tells the sha256 too.
+    Before anything is written, the scores are compared with the model's in batches of 1, 3 and 8. `int8` (ONNX only)
+    quantises the convolutions, with ranges set on training images of `calibrate`, a data set or a folder; default: the
+    data the model was trained on. `model` may be a module, a weights file or the name of shipped weights; for the
+    latter two the metadata includes the sha256 of the file.
     """
     path = check_request(Path(path).expanduser(), int8, calibrate)
     given, model = model, unwrapped(as_model(model))

@@ -29,7 +29,7 @@ B = TypeVar("B", bound=Callable[..., nn.Module])
 
 
 def register_model(function: B) -> B:
-    """The name of the function is the public name of the model. To run its definition again replaces it."""
+    """Register a model under the name of the decorated function. Defining it again replaces it."""
     name, known = function.__name__, _builders.get(function.__name__)
     if known is not None and home_of(known) != home_of(function):
         raise MspcapsError(f"there is a model {name} already, of {known.__module__}: give yours another name")

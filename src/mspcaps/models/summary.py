@@ -26,7 +26,7 @@ class Summary:
 
 
 def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, img_size: ImageSize = 32) -> Summary:
-    """The cost of a registered name at the given sizes, or of a model of create_model at the sizes it was made for."""
+    """The cost of a registered model at the given sizes, or of a model object at its own sizes."""
     if isinstance(model, str):
         with torch.device("meta"):
             twin = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
