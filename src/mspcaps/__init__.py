@@ -3,17 +3,16 @@
 import importlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mspcaps.data import load_dataset
     from mspcaps.evaluation import evaluate
     from mspcaps.evaluation.predict import predict
     from mspcaps.explain import explain
     from mspcaps.export import from_pretrained, push_to_hub, save_pretrained
-    from mspcaps.models import list_models
+    from mspcaps.models import Model, MSPCapsName, list_models
+    from mspcaps.models.mspcaps import MSPCaps
     from mspcaps.training import Recipe, Result
     from mspcaps.weights import list_pretrained, load_model
 
@@ -58,6 +57,26 @@ def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> 
         raise MspcapsError(f"{what} has no option {name!r}: {hint}")
 
 
+@overload
+def create_model(
+    name: "MSPCapsName",
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pretrained: str | Path | None = None,
+) -> "MSPCaps": ...
+@overload
+def create_model(
+    name: str,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pretrained: str | Path | None = None,
+) -> "Model": ...
 def create_model(
     name: str,
     num_classes: int | None = None,
@@ -67,7 +86,7 @@ def create_model(
     std: Sequence[float] | None = None,
     pretrained: str | Path | None = None,
     **unknown: Any,
-) -> "nn.Module":
+) -> "Model":
     """Create a model, by default an untrained one for 10 classes of 3 x 32 x 32 images.
 
     `pretrained` loads trained weights: the name of a data set that weights are shipped for, such as "cifar10", or the
@@ -97,19 +116,19 @@ def create_model(
         raise MspcapsError(f"pretrained names the data set that {name} was trained on: {shipped}")
     path = find_weights(name, pretrained)
     trained = load_model(path)
-    config: Any = trained.config
+    config = trained.config
     if config["name"] != name:
         raise MspcapsError(f"{pretrained} holds a model whose name is {config['name']}, not {name}")
     if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
         config = {key: value for key, value in config.items() if key not in ("mean", "std")}
     with torch.device("meta"):  # checks what was given, and costs nothing
-        wanted: Any = create_model(**{**config, **task}).config
+        wanted = create_model(**{**config, **task}).config
     if wanted == trained.config:
         return trained
-    model, about = create_model(**wanted), vars(trained)["about"]
+    model, about = create_model(**wanted), trained.about
     same = config["num_classes"] == wanted["num_classes"]
     transfer(model, path, about.get("classes", ()) if same else (), str(pretrained))
-    model.about = {"classes": about["classes"]} if same and "classes" in about else {}  # type: ignore[assignment]
+    model.about = {"classes": about["classes"]} if same and "classes" in about else {}
     return model
 
 

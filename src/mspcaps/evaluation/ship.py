@@ -8,16 +8,16 @@ ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
 
 from mspcaps.data import CATALOG, ImageSet, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import Evaluation, Progress, evaluate
 from mspcaps.files import sha256_of, write_atomically
+from mspcaps.models import Model
 from mspcaps.models.pretrained import load_model, save_weights
 from mspcaps.training.ledger import device_name, read_entry
 from mspcaps.weights import SUFFIX, Card, halved, probe, weights_folder
@@ -52,7 +52,7 @@ def ship(
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as place:
         made = Path(place) / f"{name}{SUFFIX}"
         small = halved(model.state_dict(), {key for key, _ in model.named_parameters()})
-        save_weights(made, model, small, **cast(dict, model.about))
+        save_weights(made, model, small, **model.about)
         again = load_model(made)
         found = evaluate(again, data, device=device, progress=progress)
         check_cost(found.accuracy, reference, reference_of, original, ledger_entry)
@@ -63,9 +63,9 @@ def ship(
     return card
 
 
-def check_run(weights: Path, model: nn.Module, ledger_entry: Path, entry: dict[str, Any]) -> bool:
+def check_run(weights: Path, model: Model, ledger_entry: Path, entry: dict[str, Any]) -> bool:
     """Whether the file is the very one that the ledger knows; a copy in half precision is let pass, nothing else."""
-    if cast(dict, model.about).get("recipe") != entry["recipe"]:
+    if model.about.get("recipe") != entry["recipe"]:
         raise MspcapsError(f"{weights} was not trained by the recipe of {ledger_entry}")
     if sha256_of(weights) == entry["weights_sha256"]:
         return True
@@ -104,7 +104,7 @@ def check_cost(found: float, reference: float, reference_of: str, original: bool
 
 
 def describe(
-    made: Path, model: nn.Module, found: Evaluation, reference: tuple[float, str], entry: dict[str, Any], data: ImageSet
+    made: Path, model: Model, found: Evaluation, reference: tuple[float, str], entry: dict[str, Any], data: ImageSet
 ) -> Card:
     known = facts(entry["dataset"])
     recipe = entry["recipe"]

@@ -17,6 +17,7 @@ from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.metadata import required
 from mspcaps.export.model import describe
 from mspcaps.files import write_atomically
+from mspcaps.models import Model
 from mspcaps.models.pretrained import config_of, load_model, save_weights, unwrapped
 from mspcaps.weights import Card, list_pretrained, read_card, weights_path
 
@@ -39,7 +40,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
     return folder
 
 
-def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> nn.Module:
+def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> Model:
     """Load a model from a folder or from a hub repository OWNER/NAME (`revision`: branch, tag or commit).
 
     In eval mode; `model.about` has its classes and recipe. Only safetensors and JSON are fetched and read.

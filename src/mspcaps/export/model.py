@@ -15,7 +15,7 @@ from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.export.runner import OnnxModel
 from mspcaps.files import sha256_of, write_atomically
-from mspcaps.models import create_model
+from mspcaps.models import Model, create_model
 from mspcaps.models.pretrained import class_names, config_of, unwrapped
 from mspcaps.weights import as_model, weights_path
 
@@ -69,13 +69,13 @@ def export_model(
     return Exported(path, len(content), about, differences, agreement)
 
 
-def load_onnx(path: str | Path) -> nn.Module:
+def load_onnx(path: str | Path) -> Model:
     """The model that an ONNX file was exported from, on the CPU, answering with the file: `evaluate` measures it."""
     file = OnnxModel(path)
     about = file.metadata
     model = create_model(about.model, len(about.classes), in_chans=about.channels, img_size=about.img_size)
     recipe = {"recipe": {"data": about.data}} if about.data else {}
-    model.about = {"classes": list(about.classes), **recipe}  # type: ignore[assignment]
+    model.about = {"classes": list(about.classes), **recipe}
     model.forward = lambda images: torch.from_numpy(file(images.numpy()))
     return model.eval()
 

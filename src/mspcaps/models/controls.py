@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting, margin_loss
 from mspcaps.models.mspcaps import MSRB, TINY, Config, MSPCaps
-from mspcaps.models.registry import register_model
+from mspcaps.models.registry import Model, register_model
 
 
 class SelfAgreement(MSPCaps):
@@ -28,7 +28,7 @@ class MeanAgreement(MSPCaps):
     routing_block = MeanAgreementRouting
 
 
-class LinearHead(MSRB):
+class LinearHead(MSRB, Model):
     """No capsules: one linear layer on the patch averages of all scales, trained with cross-entropy."""
 
     loss = staticmethod(F.cross_entropy)

@@ -9,7 +9,7 @@ positions from N(0, 1), everything else as PyTorch does.
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
 from mspcaps.models.fused import FusedBackbone
 from mspcaps.models.layers import ConvBN, Normalize
-from mspcaps.models.registry import register_model
+from mspcaps.models.registry import Model, register_model
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class MSRB(FusedBackbone):
         return maps
 
 
-class MSPCaps(MSRB):
+class MSPCaps(MSRB, Model):
     """Backbone -> PatchifyCaps per scale -> routing from fine to coarse -> class capsules [b, num_classes, d_out]."""
 
-    loss: Callable[..., Tensor] = staticmethod(margin_loss)  # what it is trained with, on scores and labels
+    loss = staticmethod(margin_loss)  # what it is trained with, on scores and labels
     routing_block: type[CrossAgreementRouting] = CrossAgreementRouting
 
     def __init__(

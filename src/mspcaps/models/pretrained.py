@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.files import check_readable, write_atomically
 from mspcaps.models.layers import use_channels_last
-from mspcaps.models.registry import create_model, list_models
+from mspcaps.models.registry import Model, create_model, list_models
 
 OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that tell the protocol of pickle
 
@@ -62,7 +62,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     return config
 
 
-def load_model(path: str | Path) -> nn.Module:
+def load_model(path: str | Path) -> Model:
     """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
     header, tensors = read_weights(Path(path))
     try:
@@ -71,7 +71,7 @@ def load_model(path: str | Path) -> nn.Module:
         raise MspcapsError(f"{path}: {error}") from error
     load_state(model, tensors, Path(path))
     use_channels_last(model)
-    model.about = header  # type: ignore[assignment]
+    model.about = header
     return model.eval()
 
 

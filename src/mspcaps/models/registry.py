@@ -4,14 +4,29 @@ import fnmatch
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError, nearest
 
 ImageSize = int | tuple[int, int]
 LARGEST = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
+
+
+class Model(nn.Module):
+    """What every model of `create_model` and `load_model` has, and all that a type checker knows of one from a file.
+
+    What a family has besides, such as `forward_capsules`, `isinstance(model, MSPCaps)` tells.
+    """
+
+    config: dict[str, Any]  # name, num_classes, in_chans, img_size, mean and std: what makes a model like it
+    about: dict[str, Any]  # what its weights file tells besides, such as classes and recipe; empty where there is none
+    loss: Callable[..., Tensor]  # what it is trained with: scores [b, K], labels [b] -> scalar
+
+    if TYPE_CHECKING:  # PyTorch's own returns Any
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class Builder(Protocol):
@@ -60,7 +75,7 @@ def create_model(
     img_size: ImageSize = 32,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> nn.Module:
+) -> Model:
     """A freshly initialised model: images in [0, 1], [b, in_chans, *img_size] -> class scores [b, num_classes].
 
     mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
@@ -90,10 +105,12 @@ def create_model(
         raise MspcapsError(f"std is {std}, but a deviation is not negative")
     if len(mean) != in_chans or len(std) != in_chans:
         raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
-    model = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)
-    if not isinstance(model, nn.Module):
-        raise MspcapsError(f"the function {name} must return a module, but returned a {type(model).__name__}")
-    model.config = {  # type: ignore[assignment]
+    module = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)
+    if not isinstance(module, nn.Module):
+        raise MspcapsError(f"the function {name} must return a module, but returned a {type(module).__name__}")
+    model = cast(Model, module)  # any module will do: what a Model has it gets here, but for the loss
+    model.config = {
         "name": name, "num_classes": num_classes, "in_chans": in_chans, "img_size": size, "mean": mean, "std": std,
     }  # fmt: skip
+    model.about = {}
     return model

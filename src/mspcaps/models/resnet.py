@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
-from mspcaps.models.registry import register_model
+from mspcaps.models.registry import Model, register_model
 
 
 class PadShortcut(nn.Module):
@@ -58,7 +58,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+class ResNet(Model):
     """3x3 stem -> stages of basic blocks, each after the first halving the map -> mean over the map -> linear layer.
 
     [b, in_chans, *img_size] in [0, 1] -> logits [b, num_classes].

@@ -29,7 +29,7 @@ def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, 
     """The cost of a registered model at the given sizes, or of a model object at its own sizes."""
     if isinstance(model, str):
         with torch.device("meta"):
-            twin = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
+            twin: nn.Module = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
     else:
         config_of(model)  # refuses what does not say which images it takes, before it is copied
         twin = copy.deepcopy(model).to("meta", torch.float32)  # the caller's keeps its device, mode and statistics

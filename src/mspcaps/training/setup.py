@@ -12,7 +12,7 @@ from torch import nn
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
 from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, now_and_then
 from mspcaps.errors import MspcapsError
-from mspcaps.models import create_model
+from mspcaps.models import Model, create_model
 from mspcaps.models.initial import scale_initial_weights
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.distributed import World
@@ -174,7 +174,7 @@ def fitting_batch(images: int) -> int:
     return max(2, min(Recipe.batch_size, 1 << (images // STEPS).bit_length() >> 1))
 
 
-def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> nn.Module:
+def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> Model:
     """Initial weights are a function of the seed; the global random state is left as it was."""
     if recipe.data in CATALOG:
         mean, std = facts(recipe.data).mean, facts(recipe.data).std

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, held, sha256_of
+from mspcaps.models import Model
 from mspcaps.models.pretrained import save_weights
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
@@ -61,7 +62,7 @@ class Result:
     """A finished run."""
 
     recipe: Recipe
-    model: nn.Module
+    model: Model
     history: list[Epoch]
     entry: dict[str, Any]  # of the ledger
     folder: Path
@@ -311,7 +312,7 @@ class Trainer:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
         self.load_masters()
-        self.model.about = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}  # type: ignore[assignment]
+        self.model.about = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
         return Result(self.recipe, self.model.eval(), self.history, entry, self.folder)
 
     def load_masters(self) -> None:

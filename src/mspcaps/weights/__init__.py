@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
-from mspcaps.models import list_models
+from mspcaps.models import Model, list_models
 from mspcaps.models.pretrained import load_model as load_file
 from mspcaps.training import list_recipes
 
@@ -103,7 +103,7 @@ def find_weights(model: str, pretrained: str | Path) -> Path:
     return Path(pretrained).expanduser()
 
 
-def load_model(name_or_path: str | Path) -> nn.Module:
+def load_model(name_or_path: str | Path) -> Model:
     """Load a weights file or shipped weights by name, in eval mode; `model.about` has the classes and the recipe."""
     if name_or_path in list_models() and not Path(name_or_path).exists():
         shipped = ", ".join(list_pretrained(f"{name_or_path}.*")) or "none are shipped"
