@@ -7,6 +7,7 @@ from typing import Any, assert_type, get_args, get_type_hints
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import mspcaps
 from mspcaps.errors import MspcapsError
@@ -59,3 +60,10 @@ def test_the_list_of_capsule_networks_is_whole() -> None:
 
     builders = registry._builders
     assert sorted(get_args(MSPCapsName)) == [n for n in sorted(builders) if issubclass(returned(builders[n]), MSPCaps)]
+
+
+def test_images_go_into_a_loader() -> None:
+    data = mspcaps.load_dataset("fashionmnist_sample", "test").subset(slice(0, 6))
+    loader = DataLoader(data, batch_size=4)
+    assert_type(loader, DataLoader[tuple[Tensor, int]])
+    assert [len(images) for images, _ in loader] == [4, 2]

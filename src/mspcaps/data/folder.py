@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from mspcaps.data.catalog import CATALOG
 from mspcaps.data.imageset import ImageSet
@@ -37,7 +38,7 @@ NAMED = 3  # broken pictures; of more only the number is told
 
 
 @dataclass(frozen=True)
-class FolderImages:
+class FolderImages(Dataset[tuple[Tensor, int]]):
     """Pictures left on the disk: item i is (uint8 [C, H, W], label). A torch DataLoader can read it with workers."""
 
     paths: tuple[str, ...]

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from mspcaps.errors import MspcapsError
 
 
 @dataclass(frozen=True)
-class ImageSet:
+class ImageSet(Dataset[tuple[Tensor, int]]):
     """images uint8 [N, C, H, W], labels int64 [N], classes: one name per label."""
 
     images: Tensor

@@ -49,7 +49,7 @@ class Evaluator:
         self.correct.zero_()
         batches: Any = self.batches
         if isinstance(self.data, FolderImages):
-            batches = loaded(DataLoader(self.data, BATCH, num_workers=WORKERS))  # type: ignore[arg-type]
+            batches = loaded(DataLoader(self.data, BATCH, num_workers=WORKERS))
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))

@@ -101,7 +101,7 @@ class StreamingPlan(Plan):
     def begin(self, epoch: int, step: int = 0) -> None:
         order = self.share(self.epoch_order(epoch))[step:]
         self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
-        self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))  # type: ignore[arg-type]
+        self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))
         self.step = step
 
     def advance(self) -> None:
