@@ -13,7 +13,7 @@ import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models.pretrained import load_model, save_weights
-from mspcaps.training import Recipe
+from mspcaps.training import Epoch, Recipe, Result
 
 SAMPLE = mspcaps.load_dataset("fashionmnist_sample", "test", image_size=32).subset(slice(0, 64))
 
@@ -164,6 +164,23 @@ def test_a_set_of_images_shows_itself_in_one_line_and_wants_tensors() -> None:
             ImageSet(images, labels, SAMPLE.classes, "mine")
 
 
+def test_what_comes_back_shows_itself_without_its_tensors(tmp_path: Path) -> None:
+    model = shipped()
+    found, evaluation = mspcaps.explain(model, SAMPLE.images[:4] / 255), mspcaps.evaluate(model, SAMPLE)
+    blocks = [
+        "Block(agreements [16, 4, 4, 16], couplings [16, 4, 16], votes [16, 4, 16, 16])",
+        "Block(agreements [4, 4, 4, 10], couplings [4, 4, 10], votes [4, 4, 10, 32])",
+    ]
+    assert repr(found) == f"Explanation(4 images of 1 x 32 x 32, 10 classes, blocks=({', '.join(blocks)}))"
+    assert f"{evaluation.accuracy:.2f} % of 64 images right" in repr(evaluation) and "tensor" not in repr(evaluation)
+    entry = Epoch(epoch=3, lr=0.1, loss=0.2, accuracy=90.0)
+    assert repr(Result(Recipe(), model, [entry], {}, tmp_path)) == f"Result({tmp_path}: {entry})"
+    assert "CrossAgreementRouting(fine=(4, 4), coarse=(2, 2), n_out=10, d_out=32, shared=True)" in repr(model)
+    assert "DynamicRouting(n_in=42, d_in=8, n_out=10, d_out=16, iterations=3)" in repr(
+        mspcaps.create_model("mspcaps_t_dr")
+    )
+
+
 def test_evaluate_takes_names_and_refuses_the_rest() -> None:
     model = shipped()
     assert mspcaps.evaluate(model, "fashionmnist_sample").n == 1000
@@ -243,6 +260,7 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
         (lambda: mspcaps.create_model("mspcaps_t", num_classes=10**20), "num_classes is 100000000000000000000"),
         (lambda: mspcaps.create_model("mspcaps_t", std=(1, 1, -1)), "a deviation is not negative"),
         (lambda: mspcaps.load_dataset("fashionmnist_sample", image_size=10**20), "must be at most"),
+        (lambda: mspcaps.explain(shipped(), SAMPLE.images[:2] / 255).tree(2), "images are numbered 0 to 1, not 2"),
         (lambda: mspcaps.save_pretrained(None, "nowhere"), "a model is asked for, not None"),  # type: ignore[arg-type]
         (lambda: mspcaps.train("quickstart", "cpu", form="fast"), "no form 'fast': the forms are eager"),
     ],

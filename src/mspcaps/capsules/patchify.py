@@ -21,6 +21,9 @@ class PatchifyCaps(nn.Module):
         self.norm = nn.LayerNorm(caps_dim)
         nn.init.normal_(self.position)  # the paper is silent; docs/results.md has what was tried on held-out images
 
+    def extra_repr(self) -> str:
+        return f"grid={self.grid}, patch={self.patch}"
+
     def forward(self, f: Tensor) -> Tensor:
         u = F.avg_pool2d(f, self.patch)  # [b, c, rows, columns]
         return self.embed(u.permute(0, 2, 3, 1).flatten(1, 2))

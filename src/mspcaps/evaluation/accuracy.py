@@ -33,6 +33,12 @@ class Evaluation:
     labels: Tensor  # int64 [n]
     classes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation({self.accuracy:.2f} % of {self.n:,} images right, loss {self.loss:.4f}, "
+            f"mean confidence {self.confidence:.2f} %, ece {self.ece:.2f} %)"
+        )
+
     @property
     def predictions(self) -> Tensor:
         """int64 [n]"""

@@ -19,6 +19,10 @@ class Block:
     couplings: Tensor  # [k, b, j], sum to one over k
     votes: Tensor  # of the coarse capsules, [k, b, j, e]
 
+    def __repr__(self) -> str:
+        shapes = (f"{name} {list(tensor.shape)}" for name, tensor in vars(self).items())
+        return f"Block({', '.join(shapes)})"
+
     @property
     def sums(self) -> Tensor:
         """[b, j, e]: the output capsules before squash, sum_k c[j,k] U2[j,k]."""

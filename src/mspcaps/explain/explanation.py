@@ -37,6 +37,10 @@ class Explanation:
     model: MSPCaps  # a copy: effects are found when asked for, and training may go on meanwhile
     progress: Progress = lambda done, of: None  # hears of the search for effects, which takes minutes for large images
 
+    def __repr__(self) -> str:
+        shape = " x ".join(str(side) for side in self.images.shape[1:])
+        return f"Explanation({len(self.images):,} images of {shape}, {len(self.classes)} classes, blocks={self.blocks})"
+
     @cached_property
     def lengths(self) -> Tensor:
         """[b, K]: the class scores."""
@@ -95,6 +99,8 @@ class Explanation:
 
     def number_of(self, image: int, label: int | str | None) -> int:
         """The number of the class asked for, or of the predicted class."""
+        if not -len(self.images) <= image < len(self.images):
+            raise MspcapsError(f"images are numbered 0 to {len(self.images) - 1}, not {image}")
         return int(self.ranking[image, 0]) if label is None else int(self.label_numbers(label)[image])
 
     def grower(self, image: int, number: int) -> Grower:

@@ -67,6 +67,9 @@ class Result:
     entry: dict[str, Any]  # of the ledger
     folder: Path
 
+    def __repr__(self) -> str:
+        return f"Result({self.folder}: {self.history[-1]})"
+
 
 Listener = Callable[["Trainer"], None]
 FindWeights = Callable[[str], Path]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mspcaps.capsules import CrossAgreementRouting
 from mspcaps.capsules.routing.grouping import middle_grids
+from mspcaps.errors import MspcapsError
 
 SQUARE = ((4, 4), (2, 2))
 UNEVEN = ((7, 5), (3, 2))  # windows of 2 x 2; one fine row and one fine column are left over
@@ -168,5 +169,5 @@ def test_vote_weights_start_with_deviation_one_over_the_root_of_the_input_dimens
 
 
 def test_sharing_needs_equal_dimensions():
-    with pytest.raises(ValueError, match="not 3 and 4"):
+    with pytest.raises(MspcapsError, match="not 3 and 4: make them equal"):
         CrossAgreementRouting((2, 2), 3, (1, 1), 4, 2, 2, shared=True)

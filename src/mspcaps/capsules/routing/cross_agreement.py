@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import group_fine, group_size
 from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.errors import MspcapsError
 from mspcaps.kernels import TRITON
 from mspcaps.kernels.routing import cross_agreement, cross_agreement_pair, supported
 
@@ -24,11 +25,18 @@ class CrossAgreementRouting(nn.Module):
     def __init__(self, fine: Grid, d1: int, coarse: Grid, d2: int, n_out: int, d_out: int, shared: bool) -> None:
         super().__init__()
         if shared and d1 != d2:
-            raise ValueError(f"shared vote weights need equal capsule dimensions, not {d1} and {d2}")
+            raise MspcapsError(
+                f"shared vote weights need equal capsule dimensions, not {d1} and {d2}: make them equal or do not share"
+            )
         self.fine, self.coarse, self.n_out, self.d_out = fine, coarse, n_out, d_out
         k, m = coarse[0] * coarse[1], group_size(fine, coarse)
         self.w2 = nn.Parameter(torch.randn(k, d2, n_out, d_out) / d2**0.5)
         self.w1 = None if shared else nn.Parameter(torch.randn(k * m, d1, n_out, d_out) / d1**0.5)
+
+    def extra_repr(self) -> str:
+        return (
+            f"fine={self.fine}, coarse={self.coarse}, n_out={self.n_out}, d_out={self.d_out}, shared={self.w1 is None}"
+        )
 
     def joint_votes(self, u1: Tensor, u2: Tensor) -> Tensor:
         """Shared weights -> votes of the fine capsules and of the coarse one above them [k, b, m + 1, j, e]."""

@@ -14,6 +14,10 @@ class DynamicRouting(nn.Module):
         self.n_out, self.d_out, self.iterations = n_out, d_out, iterations
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
 
+    def extra_repr(self) -> str:
+        n_in, d_in, n_out, d_out = self.w.shape
+        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
+
     def forward(self, u: Tensor) -> Tensor:
         b, n, _ = u.shape
         votes = torch.bmm(u.transpose(0, 1).to(self.w.dtype), self.w.flatten(2))  # [i, b, j e]
