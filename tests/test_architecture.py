@@ -129,6 +129,17 @@ print(*sorted({{'matplotlib', 'rich', 'tyro'}} & set(sys.modules)), *(os.environ
     assert done.stdout.split() == []
 
 
+def test_the_rooms_of_the_library_are_there_without_being_imported():
+    done = in_a_fresh_interpreter(
+        "import mspcaps; names = dir(mspcaps); print(*names); "
+        "print(*(getattr(mspcaps, name).__name__ for name in names if name not in (*mspcaps.__all__, '__version__')))"
+    )
+    assert done.returncode == 0, done.stderr
+    names, rooms = done.stdout.splitlines()
+    assert {"create_model", "errors", "train"} <= {*names.split()} and not {"Any", "Path"} & {*names.split()}
+    assert {"mspcaps.capsules", "mspcaps.data", "mspcaps.errors", "mspcaps.models"} <= {*rooms.split()}
+
+
 def test_every_module_can_be_the_first_to_be_imported():
     """torch stays loaded in between, or this would take minutes."""
     code = """

@@ -35,9 +35,12 @@ _HOMES = {
     "push_to_hub": "mspcaps.export",
     "save_pretrained": "mspcaps.export",
 }
+_ROOMS = ("capsules", "data", "errors", "evaluation", "export", "models", "pictures", "training", "weights")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:  # whether or not anything has imported it before
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
@@ -45,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *_ROOMS, "__version__"])
 
 
 def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> None:
