@@ -1,5 +1,7 @@
 """Pictures in, classes out; a broken file spoils no other. Data sets in the numbering of the model."""
 
+import io
+
 import pytest
 import torch
 from PIL import Image
@@ -10,6 +12,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for, predict
 from mspcaps.evaluation.load import renumbered
 from mspcaps.models.pretrained import save_weights
+from mspcaps.pictures import read_picture
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,26 @@ def test_a_single_path_and_the_refusals(model, sample, tmp_path):
         predict(model, [], top=0)
     with pytest.raises(MspcapsError, match="2 channels"):
         predict(create_model("mspcaps_t", in_chans=2), tmp_path)
+
+
+def test_a_picture_in_memory_is_read_as_its_file_is(model, tmp_path):
+    noise = torch.randint(256, (40, 30, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    picture = Image.fromarray(noise.numpy())  # with transparency, in another size
+    picture.save(tmp_path / "x.png")
+    for channels in (1, 3):
+        pixels = read_picture(picture, (16, 12), channels)
+        assert (pixels == read_picture(tmp_path / "x.png", (16, 12), channels)).all() and pixels.shape[0] == channels
+    assert picture.size == (30, 40) and picture.mode == "RGBA"
+    photograph = io.BytesIO()
+    picture.convert("RGB").resize((900, 1200)).save(photograph, "JPEG")
+    opened = Image.open(photograph)
+    read_picture(opened, (16, 16), 3)
+    assert opened.size == (900, 1200), "it is the caller's"
+    cut = Image.open(io.BytesIO(photograph.getvalue()[:2000]))
+    with pytest.raises(MspcapsError, match="cannot read the picture: "):
+        read_picture(cut, (16, 16), 3)
+    with pytest.raises(MspcapsError, match=r"not a Image: .*read_picture makes them of Pillow's pictures"):
+        predict(model, [picture])
 
 
 def test_data_in_the_form_of_the_model(model, sample, tmp_path):

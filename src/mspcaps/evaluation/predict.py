@@ -33,7 +33,10 @@ def stream_predictions(
     config, classes = config_of(asked), class_names(asked)
     paths = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     if odd := [path for path in paths if not isinstance(path, str | os.PathLike)]:
-        raise MspcapsError(f"predict takes paths, not a {type(odd[0]).__name__}: images in memory go to model(x)")
+        raise MspcapsError(
+            f"predict takes paths, not a {type(odd[0]).__name__}: images in memory go to model(x), and "
+            "mspcaps.pictures.read_picture makes them of Pillow's pictures"
+        )
 
     def ask(images: np.ndarray) -> np.ndarray:
         return all_scores(asked, torch.from_numpy(images), len(images)).numpy()

@@ -5,6 +5,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -79,17 +80,22 @@ def read_pixels(path: Path, channels: int) -> np.ndarray:
     return pixels[..., :channels]
 
 
-def read_picture(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
-    """One picture as uint8 [channels, *size], upright, white where transparent, stretched to size (height, width)."""
-    with open_picture(path) as picture:
+def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    """One picture as uint8 [channels, *size], upright, white where transparent, stretched to size (height, width).
+
+    `source` is a file, or a picture of Pillow, which is left as it was.
+    """
+    with nullcontext(source) if isinstance(source, Image.Image) else open_picture(source) as picture:
         try:
-            # a large photograph: JPEG gives its blocks at 1/2, 1/4 or 1/8 as well, in a fraction of time and memory
-            picture.draft(picture.mode, (ENOUGH * max(size), ENOUGH * max(size)))
+            if picture is not source:
+                # a large photograph: JPEG gives its blocks at 1/2, 1/4 or 1/8 as well, in a fraction of time and memory
+                picture.draft(picture.mode, (ENOUGH * max(size), ENOUGH * max(size)))
             upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
             if upright.size != (size[1], size[0]):
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         except _BROKEN as error:
-            raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+            name = "the picture" if picture is source else source
+            raise MspcapsError(f"cannot read {name}: {_reason(error)}") from error
     pixels = np.array(upright)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
