@@ -77,6 +77,7 @@ def test_weights_begin_another_task() -> None:
     assert new(torch.rand(1, 3, 32, 32)).shape == (1, 3)
     larger = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", img_size=64)
     assert larger.about["classes"] == list(SAMPLE.classes)
+    assert (old.training, new.training, larger.training) == (False, True, True)
     assert mspcaps.create_model("mspcaps_t", pretrained=False).config["in_chans"] == 3
     with pytest.raises(MspcapsError, match="the data set that mspcaps_t was trained on: cifar10, fashionmnist, mnist"):
         mspcaps.create_model("mspcaps_t", pretrained=True)
@@ -260,6 +261,9 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
         (lambda: mspcaps.create_model("mspcaps_t", num_classes=10**20), "num_classes is 100000000000000000000"),
         (lambda: mspcaps.create_model("mspcaps_t", std=(1, 1, -1)), "a deviation is not negative"),
         (lambda: mspcaps.load_dataset("fashionmnist_sample", image_size=10**20), "must be at most"),
+        (lambda: mspcaps.load_model("."), "is a folder: name the weights file in it"),
+        (lambda: mspcaps.from_pretrained("mspcaps_t.cifar10"), "not a folder but weights: load_model takes them"),
+        (lambda: mspcaps.create_model("mspcaps_t_mean", pretrained="cifar10"), r"mspcaps_t\.svhn\): name a"),
         (lambda: mspcaps.explain(shipped(), SAMPLE.images[:2] / 255).tree(2), "images are numbered 0 to 1, not 2"),
         (lambda: mspcaps.save_pretrained(None, "nowhere"), "a model is asked for, not None"),  # type: ignore[arg-type]
         (lambda: mspcaps.train("quickstart", "cpu", form="fast"), "no form 'fast': the forms are eager"),

@@ -96,6 +96,7 @@ def create_model(
     path of a weights file. A name that includes the data set, "mspcaps_t.cifar10", does the same.
     `mean` and `std` (per channel) are the normalisation inside the model. With `pretrained`, sizes default to those of
     the weights; if you ask for other classes, channels or sizes, the weights that fit are kept and the rest are new.
+    Unchanged trained weights come in eval mode; a model with anything new in it is in training mode.
     """
     from mspcaps.errors import MspcapsError
     from mspcaps.models import create_model

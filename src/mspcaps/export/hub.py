@@ -46,6 +46,8 @@ def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> 
     In eval mode; `model.about` has its classes and recipe. Only safetensors and JSON are fetched and read.
     """
     folder = Path(name_or_folder).expanduser()
+    if folder.is_file() or str(name_or_folder) in list_pretrained():
+        raise MspcapsError(f"{name_or_folder} is not a folder but weights: load_model takes them")
     if not folder.is_dir():
         folder = fetched(str(name_or_folder), revision)
     elif revision is not None:

@@ -98,6 +98,8 @@ def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What `save_weights` wrote: the header and the tensors, as they are stored."""
+    if path.is_dir():
+        raise MspcapsError(f"{path} is a folder: name the weights file in it, such as {path / 'model.safetensors'}")
     if not path.is_file():
         raise MspcapsError(f"there is no weights file {path}")
     if path.suffix.lower() in (".onnx", ".pt2"):

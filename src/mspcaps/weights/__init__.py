@@ -153,7 +153,8 @@ def _means_a_name(model: str, text: str) -> bool:
 def _not_shipped(model: str, dataset: str) -> str:
     shipped = list_pretrained()
     text = f"no weights of {model} trained on {dataset!r} come with mspcaps"
-    if close := difflib.get_close_matches(f"{model}.{dataset}", shipped, n=1, cutoff=0.8):
+    meant = list_pretrained(f"{model}.*") if model in list_models() else shipped  # weights of another would not fit
+    if close := difflib.get_close_matches(f"{model}.{dataset}", meant, n=1, cutoff=0.8):
         return f"{text}: did you mean {close[0]}?"
     recipe = f"paper/{dataset}/{model}"
     remedy = f"`mspcaps train {recipe}` makes them" if recipe in list_recipes() else "name a .safetensors file instead"
