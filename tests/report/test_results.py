@@ -65,14 +65,15 @@ def test_figures(ledger):
 @pytest.mark.parametrize(
     ("best", "colour"),
     [
-        ([88.9, 88.7, 88.8], ""),  # +0.09 with a deviation of 0.10
-        ([88.2, 89.2, 88.1], ""),  # −0.21 with 0.61
-        ([89.0, 89.0, 89.1], " good"),  # +0.32 with 0.06
-        ([88.0, 88.1, 88.0], " bad"),  # −0.68 with 0.06
+        ([88.9, 88.7, 88.8], ""),  # +0.09; one more run lies within 4.303 x 0.10 x the root of 4/3 = 0.50 of the mean
+        ([89.3, 89.1, 89.2], ""),  # +0.49, also five deviations: three runs tell little about the next
+        ([89.4, 89.2, 89.3], " good"),  # +0.59
+        ([88.2, 89.2, 88.1], ""),  # −0.21 with 3.02
+        ([88.0, 88.1, 88.0], " bad"),  # −0.68 with 0.29
         ([95.0], ""),  # nothing tells how far it would vary
     ],
 )
-def test_only_a_difference_beyond_the_spread_gets_a_colour(best, colour, tmp_path):
+def test_only_what_another_run_would_hardly_give_gets_a_colour(best, colour, tmp_path):
     for seed, accuracy in enumerate(best):
         enter(tmp_path, entry(T, [80.0, accuracy], seed))
     assert results_page.verdict(row(read_report(tmp_path), 2, "CIFAR-10")) == colour
@@ -184,7 +185,7 @@ def test_the_page_is_whole_and_says_the_same(ledger):
 
 def test_the_page_says_what_its_colours_mean_and_breaks_long_names(ledger):
     html = results_page.render(read_report(ledger))
-    assert 'class="good">green</span> or <span class="bad">red</span> where it is larger than one standard' in html
+    assert 'class="bad">red</span> where the paper\'s figure lies outside the 95 % interval of one more run' in html
     long = entry(T, [80.0, 91.0, 90.0])
     long["recipe"] |= {"name": "paper+epochs=100+held_out=5000", "lr": 0.003}
     enter(ledger, long | {"device": "another GPU"})
@@ -453,6 +454,14 @@ def test_a_missed_figure_tells_what_was_tried(ledger):
     assert (
         other.sentence.startswith("MSPCaps-T on MNIST: the paper's figure is reached.") and other.trials == one.trials
     )
+
+
+def test_a_missed_figure_is_set_beside_what_one_more_run_would_give(tmp_path):
+    """Best epochs of 99.4, 99.5 and 99.6: Student's 4.303 for 2 degrees of freedom x 0.1 x the root of 4/3."""
+    for seed, best in enumerate((99.4, 99.5, 99.6)):
+        enter(tmp_path, entry("paper/mnist/mspcaps_t", [99.0, best, 99.1], seed))
+    (one,) = missed(read_report(tmp_path))
+    assert one.sentence.endswith("One more run of ours would lie within 0.50 of our mean (95 % interval).")
 
 
 def test_a_measurement_of_something_else_is_refused(tmp_path):

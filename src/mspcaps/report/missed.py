@@ -12,7 +12,7 @@ from mspcaps.data.catalog import facts
 from mspcaps.report.difference import Difference
 from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Group, grouped, resolved
-from mspcaps.report.tables import Report, Row, in_brackets, signed, with_n
+from mspcaps.report.tables import INTERVAL, Report, Row, in_brackets, signed, with_n
 from mspcaps.training.recipe import load_recipe
 
 MISSED = "Where a figure is missed, and what was tried"
@@ -60,10 +60,12 @@ def shortfall(row: Row) -> str:
     assert row.figure is not None and row.group is not None and row.gap is not None
     images, wanted, short = facts(row.dataset).test, row.figure.accuracy, abs(row.gap)
     error = math.sqrt(wanted * (100 - wanted) / images)
+    margin = row.further.margin if row.further else None
+    seeds = f" One more run of ours would lie within {margin:.2f} of our mean ({INTERVAL})." if margin else ""
     return (
         f"the mean of our best epochs is {row.group.best.mean:.2f}, the paper has {wanted:.2f}. That is {short:.2f} "
         f"points or {short * images / 100:.0f} of {images:,} images; the standard error of a figure on that many is "
-        f"{error:.2f} points."
+        f"{error:.2f} points.{seeds}"
     )
 
 

@@ -11,7 +11,18 @@ from mspcaps.report.markdown import EMPTY, RUN_HEADS, run_cells
 from mspcaps.report.missed import MISSED, missed
 from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Run
-from mspcaps.report.tables import HEADS, NONE, NOT_TRAINED, Report, Row, Table, comparison, notes, quoted_notes
+from mspcaps.report.tables import (
+    HEADS,
+    INTERVAL,
+    NONE,
+    NOT_TRAINED,
+    Report,
+    Row,
+    Table,
+    comparison,
+    notes,
+    quoted_notes,
+)
 from mspcaps.training.recipe import measured_on
 
 SHEET = Path(__file__).with_name("results.css")
@@ -19,8 +30,8 @@ FIGURES = len(HEADS) - 2  # training time and command stand below them
 TITLE = "mspcaps · the paper's tables, trained again"
 OWN_TITLE = "mspcaps · the runs of this ledger"
 LEGEND = (
-    'A difference is <span class="good">green</span> or <span class="bad">red</span> where it is larger than one '
-    "standard deviation of our seeds. Without colour it is smaller, or there is a single run, and says nothing."
+    'A difference is <span class="good">green</span> or <span class="bad">red</span> where the paper\'s figure lies '
+    f"outside the {INTERVAL} of one more run of ours. Without colour it lies inside, or there is a single run."
 )
 
 
@@ -149,11 +160,10 @@ def breakable(name: str) -> str:
 
 
 def verdict(row: Row) -> str:
-    """A difference within one deviation of the seeds, or of a single run, says nothing and gets no colour."""
-    deviation = row.group.best.deviation if row.group else None
-    if row.gap is None or deviation is None or abs(row.gap) <= deviation:
+    """The paper's figure is one run without a spread: what another run of ours might give as well gets no colour."""
+    if row.further is None or not row.further.clear:
         return ""
-    return " good" if row.gap > 0 else " bad"
+    return " good" if row.further.gap > 0 else " bad"
 
 
 def unbroken(cell: str) -> str:

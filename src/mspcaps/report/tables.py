@@ -55,6 +55,13 @@ class Row:
         return round(round(self.group.best.mean, 2) - self.figure.accuracy, 2)
 
     @property
+    def further(self) -> Difference | None:
+        """The same, beside what one more run of ours would give: the paper's figure is taken to spread like them."""
+        if self.group is None or self.figure is None:
+            return None
+        return Difference.of(self.group.best, Spread(self.figure.accuracy, None, 1))
+
+    @property
     def parameters(self) -> str:
         return f"{self.group.first.params if self.group else count_parameters(self.model, self.dataset):,}"
 
