@@ -1,13 +1,13 @@
 """Do the paper's conclusions hold here? Each as differences of our runs, judged against the spread of the seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mspcaps.report import paper
 from mspcaps.report.difference import Difference
 from mspcaps.report.dots import Line
 from mspcaps.report.runs import Group, Run, group_of, grouped
-from mspcaps.report.tables import NONE, between, in_brackets, signed, with_n
+from mspcaps.report.tables import INTERVAL, NONE, between, in_brackets, signed, with_n
 from mspcaps.training.recipe import list_recipes, load_recipe
 
 HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "is not shown"
@@ -72,14 +72,15 @@ CLAIMS = (
         "What the routing itself is worth",
         "Not in the paper: MSPCaps-T against itself with the mean of the agreements in place of their maximum, with "
         "plain self-agreement of all votes, and with a linear layer on the patch averages and no capsules at all, "
-        "trained with the margin loss of the others and with cross-entropy",
+        "trained with the margin loss of the others and with cross-entropy. The linear layer is given all channels of "
+        "every patch where a capsule has 8 or 16 numbers, so it stands for capsules and routing together",
         (
             (CAR, Side("cross-agreement, mean", "mspcaps_t_mean")),
             (CAR, Side("self-agreement", "mspcaps_t_self")),
             (CAR, Side("linear head with margin loss", "mspcaps_t_linear_margin")),
             (CAR, Side("linear head", "mspcaps_t_linear")),
         ),
-        else_="These runs do not show that the routing is more accurate than a linear layer on the same features: "
+        else_="These runs do not show that the routing is more accurate than a linear layer on the same backbone: "
         "accuracy on CIFAR-10 is no argument for it. What it gives instead is a tree of parts and votes that can be "
         "followed; [how far it can be trusted](explain.md) is measured.",
     ),
@@ -225,7 +226,7 @@ def verdict_on(pairs: Sequence[Comparison]) -> str:
 
 
 def in_short(groups: Mapping[str, Group]) -> str:
-    """All claims in two sentences; empty while none of the paper's is trained whole."""
+    """All claims in a few sentences; empty while none of the paper's is trained whole."""
     compared = {claim: comparisons(claim, groups) for claim in CLAIMS}
     judged = {claim: verdict_on(pairs) for claim, pairs in compared.items() if claim.source}
     said = []
@@ -234,9 +235,19 @@ def in_short(groups: Mapping[str, Group]) -> str:
             said.append(f"{' and '.join(titles)} {of_several if titles[1:] else verdict}")
     if not said:
         return ""
-    better = surpassing([pair for claim, pairs in compared.items() if not claim.source for pair in pairs])
-    also = f" Clearly more accurate than the routing, on the same features: {better}." if better else ""
-    return f"What the paper concludes from its ablations, put to our runs: {'; '.join(said)}.{also}"
+    text = f"What the paper concludes from its ablations, put to our runs: {'; '.join(said)}."
+    text += beside_printed([pair for pairs in compared.values() for pair in pairs])
+    if better := surpassing([pair for claim, pairs in compared.items() if not claim.source for pair in pairs]):
+        text += f" Clearly more accurate in place of the routing, on the same backbone: {better}."
+    return text
+
+
+def beside_printed(pairs: Sequence[Comparison]) -> str:
+    """How many of the paper's differences are smaller here, or turned round; both of best epochs."""
+    gaps = [(p.a.best.mean - p.b.best.mean, p.printed[0] - p.printed[1]) for p in pairs if p.a and p.b and p.printed]
+    smaller = sum(here < printed for here, printed in gaps)
+    many = f"all {smaller}" if smaller == len(gaps) else f"{smaller} of the {len(gaps)}"
+    return f" By best epochs, as in the paper, {many} differences behind them are smaller here." if smaller else ""
 
 
 def what_follows(claim: Claim, pairs: Sequence[Comparison]) -> str:
@@ -250,7 +261,11 @@ def what_follows(claim: Claim, pairs: Sequence[Comparison]) -> str:
 
 def surpassing(pairs: Sequence[Comparison]) -> str:
     """What is clearly better though it should be worse."""
-    return " and ".join(pair.worse.words for pair in pairs if pair.reversed)
+    return " and ".join(
+        f"{pair.worse.words}, by {abs(found.gap):.2f} points ({INTERVAL} {between(replace(found, gap=-found.gap))})"
+        for pair in pairs
+        if pair.reversed and (found := pair.difference)
+    )
 
 
 def capitalized(text: str) -> str:

@@ -1,6 +1,7 @@
 """How much better one set of runs is than another, and how sure that is."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +20,7 @@ class Difference:
     gap: float
     margin: float | None
     borrowed: bool = False  # whether one side has the other's spread
+    chance: float | None = None  # of a gap at least as wide where there is none; None as the margin
 
     @classmethod
     def of(cls, a: Spread, b: Spread) -> "Difference":
@@ -27,10 +29,21 @@ class Difference:
             return cls(gap, None)
         if a.deviation is None or b.deviation is None:
             deviation, n = a.deviation or b.deviation or 0.0, max(a.n, b.n)
-            return cls(gap, quantile(n - 1) * deviation * math.sqrt(1 + 1 / n), borrowed=True)
+            return cls.within(gap, deviation * math.sqrt(1 + 1 / n), n - 1, borrowed=True)
         v, w = a.deviation**2 / a.n, b.deviation**2 / b.n  # variances of the two means
         freedom = (v + w) ** 2 / (v**2 / (a.n - 1) + w**2 / (b.n - 1))
-        return cls(gap, quantile(freedom) * math.sqrt(v + w))
+        return cls.within(gap, math.sqrt(v + w), freedom)
+
+    @classmethod
+    def alike(cls, a: Spread, b: Spread, deviation: float, freedom: float) -> "Difference":
+        """With one deviation for both sides, known from more runs than theirs."""
+        return cls.within(a.mean - b.mean, deviation * math.sqrt(1 / a.n + 1 / b.n), freedom)
+
+    @classmethod
+    def within(cls, gap: float, error: float, freedom: float, borrowed: bool = False) -> "Difference":
+        """By the standard error of the gap and its degrees of freedom."""
+        chance = 1 - share(math.atan(abs(gap) / error / math.sqrt(freedom)), freedom)
+        return cls(gap, quantile(freedom) * error, borrowed, chance)
 
     @property
     def clear(self) -> bool:
@@ -38,18 +51,30 @@ class Difference:
         return self.margin is not None and abs(self.gap) > self.margin
 
 
+def share(angle: float, freedom: float, steps: int = 200) -> float:
+    """How much of Student's t distribution is smaller in size than t = sqrt(freedom) tan(angle), by Simpson's rule."""
+    scale = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    heights = [math.cos(angle * i / steps) ** (freedom - 1) for i in range(steps + 1)]
+    area = (heights[0] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]) + heights[-1]) * angle / steps / 3
+    return scale * area
+
+
 @cache
 def quantile(freedom: float) -> float:
     """What a variable of Student's t distribution exceeds in size with the probability 1 - CONFIDENCE."""
-
-    def within(angle: float, steps: int = 200) -> float:  # t = sqrt(freedom) tan(angle), integrated by Simpson's rule
-        heights = [math.cos(angle * i / steps) ** (freedom - 1) for i in range(steps + 1)]
-        area = (heights[0] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]) + heights[-1]) * angle / steps / 3
-        return scale * area
-
-    scale = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < CONFIDENCE else (low, middle)
+        low, high = (middle, high) if share(middle, freedom) < CONFIDENCE else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
+
+
+def still_clear(chances: Sequence[float]) -> list[bool]:
+    """Which of several differences are clear if they are corrected for their number, by Holm's procedure."""
+    order = sorted(range(len(chances)), key=lambda i: chances[i])
+    kept = [False] * len(chances)
+    for place, i in enumerate(order):
+        if chances[i] * (len(chances) - place) > 1 - CONFIDENCE:
+            break
+        kept[i] = True
+    return kept

@@ -13,7 +13,7 @@ DAGGER = "†\u00a0an ensemble of 7 models."
 
 @dataclass(frozen=True)
 class Figure:
-    """One accuracy of MSPCaps, in percent: the best epoch on the test set, of one run."""
+    """One accuracy of MSPCaps, in percent: the best epoch on the test set; of how many runs the paper does not say."""
 
     model: str  # its name in this library
     dataset: str
@@ -116,6 +116,8 @@ SCALES = PaperTable(
         _t("cifar10", 88.71, "yes", "yes", "yes"),
     ),
     claim="the 8 × 8 map carries most, and all three scales together are best.",
+    note="With fewer scales there is one routing block in place of two, with the capsules of the first: 8 numbers, 16 "
+    "for a class in place of 32. So these rows differ in that as well as in the scales.",
 )
 ROUTING = PaperTable(
     number=5,

@@ -1,0 +1,71 @@
+"""How firm the verdicts on the conclusions are: corrected for their number, with one spread for all models, and beside
+runs that were made again, which should not differ at all."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mspcaps.report.conclusions import Comparison
+from mspcaps.report.difference import Difference, still_clear
+from mspcaps.report.runs import Group
+from mspcaps.report.tables import in_brackets, signed
+
+SIZE = "mspcaps_t"  # its models have several runs each
+
+
+def firmness(pairs: Sequence[Comparison], again: Mapping[str, Group]) -> list[str]:
+    """A sentence or two of each, as far as there are runs for it."""
+    return [told for told in (corrected(pairs), alike(pairs), repeated(pairs, again)) if told]
+
+
+def corrected(pairs: Sequence[Comparison]) -> str:
+    judged = [(pair, found.chance) for pair in pairs if (found := pair.difference) and found.chance is not None]
+    if not judged:
+        return ""
+    kept = still_clear([chance for _, chance in judged])
+    return f"Corrected for how many there are (Holm), {left([pair for pair, _ in judged], kept)}."
+
+
+def alike(pairs: Sequence[Comparison]) -> str:
+    """Three seeds tell little about the spread of one model, but there are many models."""
+    sides = [
+        (pair, pair.a, pair.b)
+        for pair in pairs
+        if pair.a and pair.b and min(pair.a.last.n, pair.b.last.n) > 1 and of_size(pair.a) and of_size(pair.b)
+    ]
+    groups = {group.first.model: group.last for _, a, b in sides for group in (a, b)}
+    freedom = sum(one.n - 1 for one in groups.values())
+    squares = sum((one.n - 1) * one.deviation**2 for one in groups.values() if one.deviation)
+    if len(groups) < 3 or not squares:
+        return ""
+    deviation = math.sqrt(squares / freedom)
+    kept = still_clear([Difference.alike(a.last, b.last, deviation, freedom).chance or 0.0 for _, a, b in sides])
+    return (
+        f"A few seeds tell little about a spread. If all {len(groups)} models of T are taken to spread alike, by "
+        f"{deviation:.2f} points ({freedom} degrees of freedom), and corrected as before, "
+        f"{left([pair for pair, *_ in sides], kept)}."
+    )
+
+
+def of_size(group: Group) -> bool:
+    return group.first.model.startswith(SIZE)
+
+
+def left(pairs: Sequence[Comparison], kept: Sequence[bool]) -> str:
+    named = [f"{pair.better.words} against {pair.worse.words}" for pair, keep in zip(pairs, kept, strict=True) if keep]
+    return f"{len(named)} of {len(pairs)} leave zero out" + (f": {'; '.join(named)}" if named else "")
+
+
+def repeated(pairs: Sequence[Comparison], again: Mapping[str, Group]) -> str:
+    """What the rule makes of differences that are none."""
+    told: dict[str, str] = {}
+    for side, group in (one for pair in pairs for one in ((pair.better, pair.a), (pair.worse, pair.b))):
+        if group and side.model in again and side.model not in told:
+            found = Difference.of(group.last, again[side.model].last)
+            told[side.model] = f"{side.words} {signed(found.gap, 2)}{in_brackets(found)}"
+    if not told:
+        return ""
+    return (
+        "Runs that were made again from the same seeds differ in nothing but the order in which a GPU adds. What the "
+        f"first reached less the second: {'; '.join(told.values())}. So an interval that just leaves zero out proves "
+        "little."
+    )
