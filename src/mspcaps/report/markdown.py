@@ -6,12 +6,14 @@ from mspcaps.pages.grid import grid
 from mspcaps.report.conclusions import CLAIMS, as_a_whole, comparisons, groups_of, in_short
 from mspcaps.report.firm import firmness
 from mspcaps.report.missed import MISSED, missed
+from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Group, Run
 from mspcaps.report.speed import AGAIN_ANCHOR
 from mspcaps.report.tables import (
     GENERATED,
     HEADS,
     INTERVAL,
+    NEAR,
     NONE,
     Report,
     Row,
@@ -30,7 +32,8 @@ RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "s
 
 def render(report: Report) -> str:
     """The whole report."""
-    parts = [GENERATED, "", "# Results", "", summary(report), "", *(f"- {note}" for note in notes(report))]
+    parts = [GENERATED, "", "# Results", "", *answer(report, "ablations.md"), summary(report), ""]
+    parts += [f"- {note}" for note in notes(report)]
     for table in report.main:
         parts += ["", *section(table), "", *compared(table)]
     parts += missed_section(report)
@@ -82,10 +85,9 @@ def readme_block(report: Report) -> str:
         heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
         rows = [readme_row(row) for table in report.main for row in table.rows]
         provenances = sorted({line for table in report.main for line in table.provenances})
+        parts += answer(report, "docs/ablations.md")
         parts += [*grid(heads, rows, right=(2, 3, 4, 5)), "", notes(report)[0]]
         parts += ["", "Data: " + " ".join(provenances)] if provenances else []
-        if short := in_short(groups_of(report.runs)):
-            parts += ["", f"{short} [Each of them, with figures](docs/ablations.md)."]
     else:
         parts.append(EMPTY)
     return "\n".join([*parts, END])
@@ -96,15 +98,31 @@ def readme_row(row: Row) -> tuple[str, ...]:
     return (f"`{row.model}`", row.setting[0], last, best, printed, parameters, time)
 
 
+def answer(report: Report, page: str) -> list[str]:
+    """Does the paper reproduce? Its main figures, then its conclusions, which `page` tells in full."""
+    said = []
+    if rows := [(row, row.gap) for table in report.main for row in table.rows if row.gap is not None]:
+        short = [f"{TITLES[row.model]} on {row.setting[0]} is {-gap:.2f} points below" for row, gap in rows if gap < 0]
+        text = (
+            f"The mean of our best epochs reaches {len(rows) - len(short)} of the {len(rows)} figures of the paper's "
+        )
+        said.append(f"{text}full models that are trained here{''.join(f'; {one}' for one in short)}.")
+    if short_of_all := in_short(groups_of(report.runs)):
+        said.append(f"{short_of_all} [Each of them, with figures]({page}).")
+    return [" ".join(said), ""] if said else []
+
+
 def summary(report: Report) -> str:
     """How much of the paper is trained."""
     if not report.runs:
         return EMPTY
     near, above, below = report.near_above_below
+    ablated = sum(row.gap is not None and row.gap > NEAR and row.model not in TITLES for row in report.trained)
     return (
         f"Trained so far: {len(report.trained)} of the paper's {len(report.paper_rows)} figures; the ledger holds "
         f"{len(report.runs)} runs in all. The mean of our best epochs lies within half a point of {near} of these "
-        f"{len(report.trained)}, above {above} and below {below} of them."
+        f"{len(report.trained)}, further above {above}, of which {ablated} are ablated models, and further below "
+        f"{below}."
     )
 
 
@@ -118,9 +136,11 @@ def section(table: Table) -> list[str]:
         lines += [f"The paper concludes: {table.source.claim}", ""]
     if table.source and table.source.note:
         lines += [table.source.note, ""]
-    rows = [(*row.setting, *(*row.cells[:-1], code(row.command))) for row in table.rows]
-    first = len(table.heads)
-    lines += grid((*table.heads, *HEADS), rows, right=range(first, first + 5))
+    rows = [(*row.setting, *row.cells[:-1], code(row.command)) for row in table.rows]
+    heads, first = (*table.heads, *HEADS), len(table.heads)
+    shown = [i for i in range(len(heads)) if i < first or table.source or any(row[i] != NONE for row in rows)]
+    figures = [place for place, i in enumerate(shown) if first <= i < first + 5]
+    lines += grid([heads[i] for i in shown], [[row[i] for i in shown] for row in rows], right=figures)
     if table.provenances:
         lines += ["", "Data: " + " ".join(table.provenances)]
     return lines

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from mspcaps.pages import skeleton, stylesheet
+from mspcaps.report.conclusions import groups_of, in_short
 from mspcaps.report.curves import accuracy_chart, loss_chart
 from mspcaps.report.markdown import EMPTY, RUN_HEADS, run_cells
 from mspcaps.report.missed import MISSED, missed
@@ -57,6 +58,8 @@ def header(report: Report) -> str:
     if only_own(report):
         runs = f"{len(report.runs)} {'run' if len(report.runs) == 1 else 'runs'}"
         claim, lead = f"<b>{runs}</b> beyond the paper's tables.", "Those tables are folded away at the end."
+    short = in_short(groups_of(report.runs))
+    concluded = f'<p class="lead">{prose(short)}</p>' if short else ""
     facts = [
         ("runs", f"{len(report.runs)}"),
         ("training time in all", duration(sum(run.seconds for run in report.runs))),
@@ -66,7 +69,7 @@ def header(report: Report) -> str:
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return (
         f'{head}<h1>{claim}</h1><p class="lead">{lead} What we lead with is the last epoch, which nobody chose.</p>'
-        f'<dl class="facts">{shown}</dl></header>'
+        f'{concluded}<dl class="facts">{shown}</dl></header>'
     )
 
 
