@@ -119,10 +119,10 @@ def summary(report: Report) -> str:
     near, above, below = report.near_above_below
     ablated = sum(row.gap is not None and row.gap > NEAR and row.model not in TITLES for row in report.trained)
     return (
-        f"Trained so far: {len(report.trained)} of the paper's {len(report.paper_rows)} figures; the ledger holds "
-        f"{len(report.runs)} runs in all. The mean of our best epochs lies within half a point of {near} of these "
-        f"{len(report.trained)}, further above {above}, of which {ablated} are ablated models, and further below "
-        f"{below}."
+        f"Trained so far: {len(report.trained)} of the paper's {len(report.paper_rows)} figures for MSPCaps; "
+        f"the ledger holds {len(report.runs)} runs in all. The mean of our best epochs lies within half a point of "
+        f"{near} of these {len(report.trained)}, further above {above}, of which {ablated} are ablated models, and "
+        f"further below {below}."
     )
 
 

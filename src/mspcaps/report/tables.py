@@ -248,9 +248,10 @@ def notes(report: Report) -> list[str]:
     """What one must know to read the figures."""
     return [
         "Accuracy is the percentage of the whole test set. Ours is that of the last epoch, mean ± standard deviation "
-        "over n seeds; we chose no epoch and no seed on test data. The paper does not state the scale that vote "
-        "weights and positions start from: the first was chosen by others on test accuracies, the second by us on "
-        f"held-out training images of CIFAR-10 (N(0, 1)){AFTER if before(report) else ''}.",
+        "over n seeds; we chose no epoch and no seed on test data. The paper does not state over which capsules its "
+        "softmax runs, nor the scale that vote weights and positions start from: the first two were chosen by others "
+        "on test accuracies, the third by us on held-out training images of CIFAR-10 (N(0, 1))"
+        f"{AFTER if before(report) else ''}.",
         "The paper reports the best epoch on the test set, which flatters. Our best epoch is given for comparison with "
         "it, and the difference is taken between the two. The paper states no spread and no number of runs.",
         f"A test set is a sample: {binomial(report)}. Smaller differences may not hold on another sample.",
