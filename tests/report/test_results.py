@@ -14,13 +14,14 @@ from test_page import Balanced
 from mspcaps.benchmarks.tables import number
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
-from mspcaps.report import markdown, paper, results_page
+from mspcaps.report import markdown, paper, readme, results_page
 from mspcaps.report.conclusions import CLAIMS, comparisons, groups_of
 from mspcaps.report.curves import accuracy_chart, loss_chart, tick_words
 from mspcaps.report.difference import Difference, quantile, still_clear
 from mspcaps.report.dots import Line, dot_chart
 from mspcaps.report.missed import changes, missed
-from mspcaps.report.results import ablation_files, quoted, read_report, write_report
+from mspcaps.report.readme import quoted
+from mspcaps.report.results import ablation_files, read_report, write_report
 from mspcaps.report.runs import Spread, read_ledger, resolved
 from mspcaps.report.speed import read_benchmarks, render_speed
 from mspcaps.report.tables import AFTER, NOT_TRAINED, binomial, signed
@@ -208,7 +209,6 @@ def test_a_ledger_without_runs_of_the_paper_begins_with_its_own(ledger, tmp_path
 def test_an_empty_ledger(tmp_path):
     report = read_report(tmp_path)
     assert markdown.EMPTY in markdown.render(report)
-    assert markdown.EMPTY in markdown.readme_block(report)
     assert markdown.EMPTY in results_page.render(report)
     assert "88.71 | not trained yet" in markdown.render(report)
     assert "positions0.02" not in markdown.render(report), "a story of runs that this ledger does not have"
@@ -223,29 +223,6 @@ def test_files_of_others_are_not_replaced(ledger, tmp_path):
     assert not (tmp_path / "out.md").exists() and (tmp_path / "speed.md").read_text() == "my own notes"
     write_report(ledger, tmp_path / "here" / "out.md", tmp_path / "page.html")
     write_report(ledger, tmp_path / "here" / "out.md", tmp_path / "page.html")  # its own it may
-
-
-def test_readme_block(ledger, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
-    write_report(ledger, tmp_path / "out.md", tmp_path / "page.html", readme)
-    text = readme.read_text()
-    assert text.startswith(f"before\n{markdown.BEGIN}\n")
-    assert text.endswith(f"{markdown.END}\nafter\n")
-    assert "| `mspcaps_t` | CIFAR-10 | 88.40 ± 0.26 (n = 3) | 88.80 ± 0.10 | 88.71 | 344,320 | 110 s, a GPU |" in text
-    assert quoted(readme, read_report(ledger)) == text, "written twice it is the same"
-    readme.write_text(text.replace("88.80", "89.80"))
-    assert quoted(readme, read_report(ledger)) == text, "what was edited by hand is told"
-
-
-@pytest.mark.parametrize(
-    "text", ["", markdown.BEGIN, f"{markdown.END}{markdown.BEGIN}", 2 * (markdown.BEGIN + markdown.END)]
-)
-def test_a_readme_without_its_marks_is_refused_before_anything_is_written(text, ledger, tmp_path):
-    (tmp_path / "README.md").write_text(text)
-    with pytest.raises(MspcapsError, match="must hold"):
-        write_report(ledger, tmp_path / "out.md", tmp_path / "page.html", tmp_path / "README.md")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "results"]
 
 
 @pytest.mark.parametrize(
@@ -306,8 +283,8 @@ def test_command(ledger, tmp_path, monkeypatch, capsys):
 def test_no_figure_was_typed_by_hand(name):
     """Fails when the file was edited, or when the ledger has grown since: `mspcaps report --readme README.md`."""
     path, report = ROOT / name, read_report(ROOT / "results")
-    expected = quoted(path, report) if name == "README.md" else markdown.render(report)
-    assert path.read_text(encoding="utf-8") == expected, f"{name} is stale: run `mspcaps report --readme README.md`"
+    told = quoted(path, report, read_benchmarks(ROOT / "results")) if name == "README.md" else markdown.render(report)
+    assert path.read_text(encoding="utf-8") == told, f"{name} is stale: run `mspcaps report --readme README.md`"
 
 
 def claims(ledger):
@@ -378,12 +355,12 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
     assert sharing.startswith("**As a whole it holds in part**, in 1 of 2 comparisons.")
     assert patches.endswith("are not trained yet.")
     short = (
-        "What the paper concludes from its ablations, put to our runs: “Several scales help” holds; “Sharing helps T "
+        "Of what the paper concludes from its ablations, in our runs “Several scales help” holds; “Sharing helps T "
         "and hurts L” holds in part; “Cross-agreement beats dynamic routing” is not shown. By best epochs, as in the "
         "paper, 3 of the 6 differences behind them are smaller here."  # not T's 1.80 and 7.80, nor L's 1.00
     )
     report = read_report(ledger)
-    assert f"{short} [Each" in markdown.readme_block(report)
+    assert f"- **[Conclusions](docs/ablations.md).** {short}" in readme.opening(report, [])
     assert f"# Do the conclusions hold?\n\n{short}\n" in ablation_files(report)["ablations.md"]
     assert short in markdown.render(report) and short in html.unescape(results_page.render(report))
 
@@ -392,12 +369,12 @@ def test_the_answer_comes_first(ledger):
     """T on CIFAR-10 has 88.80 against 88.71; on MNIST it is given less than 99.69. Ablations do not count as missed."""
     enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.5, 99.4]))
     told = (
-        "The mean of our best epochs reaches 1 of the 2 figures of the paper's full models that are trained here; "
+        "Of the paper's 2 figures for its full models that are trained here, the mean of our best epochs reaches 1; "
         "MSPCaps-T on MNIST is 0.19 points below."
     )
     report = read_report(ledger)
     assert f"# Results\n\n{told}" in markdown.render(report)
-    assert f"{markdown.GENERATED}\n\n{told}" in markdown.readme_block(report)
+    assert readme.opening(report, [])[0].endswith(f"the paper reports best epochs. {told}")
     enter(ledger, entry("paper/cifar10/mspcaps_t_p3", [80.0, 89.0]))
     enter(ledger, entry("paper/svhn/mspcaps_t", [80.0, 96.9]))  # both further than half a point above
     assert "further above 2, of which 1 are ablated models, and further below 0." in markdown.render(
@@ -415,14 +392,14 @@ def test_columns_without_a_figure_are_left_out_where_the_paper_has_no_table(ledg
 
 
 def test_what_was_changed_after_the_first_runs_is_told(ledger):
-    assert AFTER not in markdown.readme_block(read_report(ledger))
+    assert AFTER not in "\n".join(readme.table(read_report(ledger)))
     for seed, best in enumerate((88.0, 88.1, 87.9)):
         first = entry(T, [80.0, best, 87.0], seed)
         first["recipe"] |= {"name": "paper+initial_scale=positions0.02", "initial_scale": {"positions": 0.02}}
         enter(ledger, first)
     text = markdown.render(read_report(ledger))
     assert "On the test images of CIFAR-10 their best epochs are 88.00 ± 0.10, the paper has 88.71." in text
-    assert AFTER in text and AFTER in markdown.readme_block(read_report(ledger))
+    assert AFTER in text and AFTER in "\n".join(readme.table(read_report(ledger)))
 
 
 def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):

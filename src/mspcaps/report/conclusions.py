@@ -235,10 +235,10 @@ def in_short(groups: Mapping[str, Group]) -> str:
             said.append(f"{' and '.join(titles)} {of_several if titles[1:] else verdict}")
     if not said:
         return ""
-    text = f"What the paper concludes from its ablations, put to our runs: {'; '.join(said)}."
+    text = f"Of what the paper concludes from its ablations, in our runs {'; '.join(said)}."
     text += beside_printed([pair for pairs in compared.values() for pair in pairs])
     if better := surpassing([pair for claim, pairs in compared.items() if not claim.source for pair in pairs]):
-        text += f" Clearly more accurate in place of the routing, on the same backbone: {better}."
+        text += f" Clearly more accurate than the routing, on the same backbone: {better}."
     return text
 
 

@@ -1,4 +1,4 @@
-"""The report as Markdown, and the block of it that the README quotes."""
+"""The report as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,7 +16,6 @@ from mspcaps.report.tables import (
     NEAR,
     NONE,
     Report,
-    Row,
     Table,
     comparison,
     notes,
@@ -24,7 +23,6 @@ from mspcaps.report.tables import (
     with_n,
 )
 
-BEGIN, END = "<!-- report:main -->", "<!-- /report:main -->"
 EMPTY = "No run is in the ledger yet: every row awaits its first."
 WHERE = "Each is one file of the ledger: `results/DATA/MODEL/RECIPE-seedN.json`."
 RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
@@ -32,7 +30,7 @@ RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "s
 
 def render(report: Report) -> str:
     """The whole report."""
-    parts = [GENERATED, "", "# Results", "", *answer(report, "ablations.md"), summary(report), ""]
+    parts = [GENERATED, "", "# Results", "", *answer(report), summary(report), ""]
     parts += [f"- {note}" for note in notes(report)]
     for table in report.main:
         parts += ["", *section(table), "", *compared(table)]
@@ -78,38 +76,24 @@ def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) ->
     return "\n".join(parts) + "\n"
 
 
-def readme_block(report: Report) -> str:
-    """The main rows in a few columns, between the two marks."""
-    parts = [BEGIN, GENERATED, ""]
-    if report.runs:
-        heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
-        rows = [readme_row(row) for table in report.main for row in table.rows]
-        provenances = sorted({line for table in report.main for line in table.provenances})
-        parts += answer(report, "docs/ablations.md")
-        parts += [*grid(heads, rows, right=(2, 3, 4, 5)), "", notes(report)[0]]
-        parts += ["", "Data: " + " ".join(provenances)] if provenances else []
-    else:
-        parts.append(EMPTY)
-    return "\n".join([*parts, END])
+def answer(report: Report) -> list[str]:
+    """Does the paper reproduce? Its main figures, then its conclusions."""
+    said = [reached(report)]
+    if short := in_short(groups_of(report.runs)):
+        said.append(f"{short} [Each of them, with figures](ablations.md).")
+    return [" ".join(filter(None, said)), ""] if any(said) else []
 
 
-def readme_row(row: Row) -> tuple[str, ...]:
-    printed, last, best, _, parameters, time, _ = row.cells
-    return (f"`{row.model}`", row.setting[0], last, best, printed, parameters, time)
-
-
-def answer(report: Report, page: str) -> list[str]:
-    """Does the paper reproduce? Its main figures, then its conclusions, which `page` tells in full."""
-    said = []
-    if rows := [(row, row.gap) for table in report.main for row in table.rows if row.gap is not None]:
-        short = [f"{TITLES[row.model]} on {row.setting[0]} is {-gap:.2f} points below" for row, gap in rows if gap < 0]
-        text = (
-            f"The mean of our best epochs reaches {len(rows) - len(short)} of the {len(rows)} figures of the paper's "
-        )
-        said.append(f"{text}full models that are trained here{''.join(f'; {one}' for one in short)}.")
-    if short_of_all := in_short(groups_of(report.runs)):
-        said.append(f"{short_of_all} [Each of them, with figures]({page}).")
-    return [" ".join(said), ""] if said else []
+def reached(report: Report) -> str:
+    """How many of the figures of the full models are reached."""
+    rows = [(row, row.gap) for table in report.main for row in table.rows if row.gap is not None]
+    short = [f"{TITLES[row.model]} on {row.setting[0]} is {-gap:.2f} points below" for row, gap in rows if gap < 0]
+    if not rows:
+        return ""
+    return (
+        f"Of the paper's {len(rows)} figures for its full models that are trained here, the mean of our best epochs "
+        f"reaches {len(rows) - len(short)}{''.join(f'; {one}' for one in short)}."
+    )
 
 
 def summary(report: Report) -> str:

@@ -1,14 +1,15 @@
-"""From the ledger to docs/results.md, the page, and the block of the README."""
+"""From the ledger to docs/results.md, the page, and what the README quotes."""
 
 from pathlib import Path
 
 from mspcaps.errors import MspcapsError
-from mspcaps.files import around_marks, write_atomically
+from mspcaps.files import write_atomically
 from mspcaps.report import markdown, results_page
 from mspcaps.report.conclusions import CLAIMS, groups_of, panels
 from mspcaps.report.dots import dot_chart
+from mspcaps.report.readme import quoted
 from mspcaps.report.runs import read_again, read_ledger
-from mspcaps.report.speed import render_speed
+from mspcaps.report.speed import read_benchmarks, render_speed
 from mspcaps.report.tables import GENERATED, Report, build
 
 
@@ -23,8 +24,8 @@ def write_report(
     page: Path = Path("runs/report/index.html"),
     readme: Path | None = None,
 ) -> Report:
-    """Write the report as Markdown (the ablations beside it, with their pictures) and as a page, and the block of a
-    README between its marks."""
+    """Write the report as Markdown (the ablations beside it, with their pictures) and as a page, and what a
+    README quotes between its marks."""
     report = read_report(results)
     beside = ablation_files(report) | {"speed.md": render_speed(results, report)}
     files = {out: markdown.render(report)} | {out.parent / name: text for name, text in beside.items()}
@@ -32,7 +33,8 @@ def write_report(
         if not path.read_text(encoding="utf-8", errors="replace").startswith(GENERATED):
             raise MspcapsError(f"{path} is not from `mspcaps report`, which would replace it: choose another --out")
     if readme:
-        files[readme] = quoted(readme, report)  # a README without marks is refused before anything is written
+        # a README without marks is refused before anything is written
+        files[readme] = quoted(readme, report, read_benchmarks(results))
     for path, text in files.items():
         write_atomically(path, text)
     write_atomically(page, results_page.render(report))
@@ -44,13 +46,3 @@ def ablation_files(report: Report) -> dict[str, str]:
     groups = groups_of(report.runs)
     charts = {f"ablations/{c.anchor}.svg": dot_chart(panels(c, groups), c.title) for c in CLAIMS}
     return {"ablations.md": markdown.render_ablations(groups, groups_of(report.again)), **charts}
-
-
-def quoted(readme: Path, report: Report) -> str:
-    """The text of the README as it should be."""
-    try:
-        text = readme.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MspcapsError(f"cannot read {readme}: {getattr(error, 'strerror', None) or error}") from error
-    before, after = around_marks(text, markdown.BEGIN, markdown.END, str(readme))
-    return before + markdown.readme_block(report) + after
