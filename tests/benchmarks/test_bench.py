@@ -178,7 +178,7 @@ def test_figures_of_training_hang_together(trained, tmp_path):
         "image_size": [32, 48], "batch_size": [4, 8], "classes": [10, 20],
     }  # fmt: skip
     path = write_result(tmp_path, trained)
-    assert re.fullmatch(r"train-mspcaps_t-[\w-]*cpu-\d+-threads-torch\d+\.\d+\.\d+-quick\.json", path.name)
+    assert re.fullmatch(r"train-mspcaps_t-[\w-]*cpu-\d+-threads?-torch\d+\.\d+\.\d+-quick\.json", path.name)
     assert json.loads(path.read_text()) == trained
     assert {"device", "threads", "software", "commit", "load_before"} <= set(trained["environment"])
 

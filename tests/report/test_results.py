@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import string
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from ledger_makers import enter, entry
 from test_page import Balanced
 
+from mspcaps.benchmarks import tables
 from mspcaps.benchmarks.tables import number
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
@@ -411,7 +413,8 @@ def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
     told = "Made again from the same seeds ([each](speed.md#the-same-run-made-again)): all three scales 86.50 ± 0.71"
     assert told in ablation_files(after)["ablations.md"] and told not in ablation_files(before)["ablations.md"]
     shown = render_speed(ledger, after)
-    assert "## The same run made again" in shown and ": 88.50 | " in shown and ": 87.00 | +1.50 |" in shown
+    assert '<a id="the-same-run-made-again"></a>\n\n## Repeated runs' in shown
+    assert ": 88.50 | " in shown and ": 87.00 | +1.50 |" in shown
     enter(ledger / "again", entry(T, [80.0, 81.0, 86.0], 7))
     with pytest.raises(MspcapsError, match=r"mspcaps_t, paper, seed 7 is in again/, but not in the ledger"):
         render_speed(ledger, read_report(ledger))
@@ -544,6 +547,13 @@ def test_the_figures_of_speed_are_those_of_the_benchmarks():
                 [variant["ms_per_step"]] if result["what"] == "train" else [f["latency_ms"] for f in variant["forms"]]
             )
             assert all(f"| {number(timing['median'])} |" in text for timing in shown)
+
+
+def test_notes_on_speed_are_sentences_and_name_the_device_as_it_is():
+    for result in read_benchmarks(ROOT / "results"):
+        _, notes = tables.shown(result)
+        assert all(note.removeprefix("* ")[0] in "“" + string.ascii_uppercase and note.endswith(".") for note in notes)
+        assert any(note.startswith(f"Device: {result['environment']['device']}; torch") for note in notes)
 
 
 @pytest.mark.parametrize("name", list(ablation_files(read_report(ROOT / "results"))))

@@ -131,6 +131,6 @@ def notes(result: dict[str, Any]) -> str:
         f"Times are those of int8 divided by those of fp32, per call with that many images: the median of "
         f"{result['repeats']} pairs measured alternately, with quartiles in brackets.",
         f"{around['device']}{vnni}, {versions(around['software'])}, {around['date']}.",
-        *(f"{note[0].upper()}{note[1:]}." for note in busy_note(around)),
+        *busy_note(around),
     ]
     return " ".join(said)

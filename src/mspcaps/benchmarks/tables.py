@@ -18,7 +18,7 @@ def shown(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
 def training_tables(result: dict[str, Any]) -> list[Table]:
     """Head and rows of each table: the comparison, how cost grows, the packed runs."""
     head = (
-        "training", "ms per step", "from - to", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",
+        "training", "ms per step", "range", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",
     )  # fmt: skip
     rows: Rows = []
     for name, variant in result["variants"].items():
@@ -41,15 +41,16 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
             what = f"{axis.replace('_', ' ')} {point[axis]}"
             grown.append((what, number(ms), f"{ms / first:.2f} x", f"{point['images_per_second']:,.0f}"))
     if grown:
-        tables.append((("cost of ours", "ms per step", "of the first", "images/s"), grown))
+        tables.append((("cost of our engine", "ms per step", "relative", "images/s"), grown))
     if packed := result.get("packed"):
         alone, of_all = (packed[f"ms_per_step_{which}"]["median"] for which in ("alone", "of_all"))
-        rows = [("bare steps", f"{number(alone)} ms", f"{number(of_all)} ms", f"{packed['throughput_ratio']:.2f} x")]
+        rows = [("a bare step", f"{number(alone)} ms", f"{number(of_all)} ms", f"{packed['throughput_ratio']:.2f} x")]
         if sweep := packed.get("sweep"):
             alone, of_all = (sweep[f"seconds_per_epoch_{which}"] for which in ("alone", "of_all"))
             whole = (f"{number(alone)} s", f"{number(of_all)} s", f"{sweep['throughput_ratio']:.2f} x")
-            rows.append(("epochs of a sweep, with evaluation", *whole))
-        tables.append(((f"{packed['runs']} side by side", "one alone", "one of each", "throughput"), rows))
+            rows.append(("an epoch of a sweep, with evaluation", *whole))
+        runs = packed["runs"]
+        tables.append(((f"{runs} runs side by side", "one run alone", f"all {runs} runs", "throughput"), rows))
     return tables
 
 
@@ -62,19 +63,20 @@ def training_notes(result: dict[str, Any]) -> list[str]:
     matmul, ratios = result["matmul"], result["ratios"]
     n, environment = matmul["n"], result["environment"]
     return [
-        f"ours is {number(ratios['ours_vs_reference'])} times as fast as the eager reference and "
-        f"{number(ratios['ours_vs_resnet'])} times as fast as {result['variants']['resnet']['model']}",
-        f"{environment['device']}, torch {environment['software']['torch']}; batch {result['batch_size']}, synthetic "
-        f"images like CIFAR-10's; a {matmul['precision']} matrix product of {n} x {n} reaches "
-        f"{number(matmul['tflops'])} TFLOP/s",
-        "* derived from the ms per step",
-        *(["how cost grows was measured in the eager form"] if grown_eager(result) else []),
+        f"With our engine, {result['model']} is {number(ratios['ours_vs_reference'])} times as fast as the eager "
+        f"reference and {number(ratios['ours_vs_resnet'])} times as fast as {result['variants']['resnet']['model']}.",
+        f"Device: {environment['device']}; torch {environment['software']['torch']}; batch size "
+        f"{result['batch_size']}; synthetic images like CIFAR-10's.",
+        f"“Of matmul”: relative to a {matmul['precision']} matrix product of {n} x {n}, which reaches "
+        f"{number(matmul['tflops'])} TFLOP/s.",
+        "* Derived from the time per step, without evaluation.",
+        *(["The cost of our engine at other sizes was measured in eager form."] if grown_eager(result) else []),
         *busy_note(environment),
     ]
 
 
 def inference_tables(result: dict[str, Any]) -> list[Table]:
-    head = ("inference", "form", "one image, ms", "95 % below", "images/s", "at batch")
+    head = ("inference", "form", "one image, ms", "95th percentile, ms", "images/s", "batch size")
     rows: Rows = []
     for variant in result["variants"].values():
         for form in variant["forms"]:
@@ -90,12 +92,14 @@ def inference_notes(result: dict[str, Any]) -> list[str]:
     ratios, environment = result["ratios"], result["environment"]
     other = result["variants"]["resnet"]["model"]
     notes = [
-        f"in their best forms one image takes {other} {ratios['latency_ours_vs_resnet']:.2f} times as long as ours; "
-        f"our throughput is {ratios['throughput_ours_vs_resnet']:.2f} times that of {other}",
-        f"{environment['device']}, {versions(environment['software'])}, {result['precision']}",
+        f"Each in its best form, {other} takes {ratios['latency_ours_vs_resnet']:.2f} times as long as "
+        f"{result['model']} for one image, and {result['model']} has {ratios['throughput_ours_vs_resnet']:.2f} times "
+        "its throughput.",
+        f"Device: {environment['device']}; {versions(environment['software'])}; {result['precision']}.",
+        "Images/s are the highest of all batch sizes tried; the last column names that batch size.",
     ]
     notes += busy_note(environment)
-    return notes + [f"{form} left out: {why}" for form, why in result["unavailable"].items()]
+    return notes + [f"Without {form}: {why}" for form, why in result["unavailable"].items()]
 
 
 def versions(software: dict[str, str]) -> str:
@@ -106,7 +110,7 @@ def versions(software: dict[str, str]) -> str:
 def busy_note(environment: dict[str, Any]) -> list[str]:
     """On a busy machine not even the ratios hold."""
     load = environment["load_before"]
-    return [f"others were computing here (load {load}): measure again when it is idle"] if environment["busy"] else []
+    return [f"The machine was busy (load {load}): measure again when it is idle."] if environment["busy"] else []
 
 
 def number(value: float) -> str:

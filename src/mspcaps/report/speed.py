@@ -12,11 +12,11 @@ from mspcaps.report.tables import GENERATED, Report, signed
 from mspcaps.training.recipe import measured_on
 
 INTRODUCTION = (
-    "What `mspcaps bench` measured on the machines that we had: our engine against an honestly written eager reference "
-    "(plain modules, fp32, a DataLoader with workers) and against a ResNet of the same size, all in one run, on "
-    "synthetic images like those of CIFAR-10. On a large GPU the eager reference waits for Python and for kernels to "
-    "be launched, not for arithmetic, so that a small and a large model take the same time in it; its convolutions are "
-    "in TF32, as PyTorch has them by default. Run it on yours."
+    "Measured with `mspcaps bench` on the machines that we had; run it on yours. Each benchmark compares MSPCaps with "
+    "a ResNet of similar size and, for training, our engine with a carefully written eager reference (plain modules, "
+    "fp32, a DataLoader with workers), all in one run, on synthetic images like CIFAR-10's. On a GPU the convolutions "
+    "of the reference use TF32, PyTorch's default. On a large GPU the reference is limited by Python and kernel "
+    "launches, not by arithmetic, so a small and a large model take about the same time."
 )
 
 
@@ -47,20 +47,20 @@ def read_benchmarks(results: Path) -> list[dict[str, Any]]:
 
 
 SIDE_BY_SIDE = (
-    "A sweep gives every run a thread, a stream and a CUDA graph of its own, and four runs of MSPCaps-T share the GPU: "
-    "the table of its training above says what that gains. We aimed at 1.8 times and did not get there, in bare steps "
-    "or in whole sweeps. Tried were processes under MPS, graphs of other lengths, no second stream for the weight "
-    "gradients, and our own kernels for the gradients of narrow convolutions and for the sums of BatchNorm with more "
-    "loads under way: the last two are faster by themselves, but none of these helps when four runs share the GPU."
+    "In a sweep every run has a thread, a stream and a CUDA graph of its own, and four runs of MSPCaps-T share the "
+    "GPU; its training tables above show the gain. We aimed at 1.8 times the throughput and did not reach it, "
+    "neither in bare steps nor in whole sweeps. We tried processes under MPS, graphs of other lengths, no second "
+    "stream for the weight gradients, and our own kernels for the gradients of narrow convolutions and for BatchNorm "
+    "sums with more loads in flight. The last two are faster by themselves, but nothing helped when four runs share "
+    "the GPU."
 )
 
 
 AGREEMENT = (
-    "Speed is worth nothing if the result differs. Each run below was made twice from the same seed, to its last "
-    "epoch, and its accuracy is that of the last epoch. The ledger has it captured in a CUDA graph with our kernels; "
-    "made again in another form it went step by step, and in fp32 all layers were PyTorch's own. A GPU adds in no "
-    "fixed order, so two runs of the same form differ as well, and by as much: see the runs that were made again as "
-    "they were. What the ledger has is always the run that ended first."
+    "Speed is worth nothing if the results differ. Each run below was trained twice from the same seed, and the "
+    "accuracy is that of the last epoch. The run in the ledger was captured in a CUDA graph with our kernels. An eager "
+    "repeat ran step by step; in fp32 all its layers were PyTorch's own. A GPU adds in no fixed order, so two captured "
+    "runs differ as well, and by as much: see the captured repeats. The ledger always keeps the run that ended first."
 )
 
 
@@ -68,7 +68,7 @@ AGAIN_ANCHOR = "the-same-run-made-again"  # where it is on the page
 
 
 def agreement(report: Report) -> list[str]:
-    """What runs reached that were made again, and what the same runs of the ledger did."""
+    """What repeated runs reached, and what the same runs of the ledger did."""
     rows = []
     for other in report.again:
         ours = next((run for run in report.runs if is_again(other, run)), None)
@@ -79,8 +79,17 @@ def agreement(report: Report) -> list[str]:
         rows.append((run, measured_on(other.recipe["held_out"]), *reached, signed(ours.last - other.last, 2)))
     if not rows:
         return []
-    heads = ("run", "images", "as the ledger has it", "made again", "difference")
-    return ["", "## The same run made again", "", AGREEMENT, "", *grid(heads, rows, right=(2, 3, 4))]
+    heads = ("run", "images", "in the ledger", "repeat", "difference")
+    return [
+        "",
+        f'<a id="{AGAIN_ANCHOR}"></a>',
+        "",
+        "## Repeated runs",
+        "",
+        AGREEMENT,
+        "",
+        *grid(heads, rows, right=(2, 3, 4)),
+    ]
 
 
 def is_again(run: Run, other: Run) -> bool:
@@ -97,7 +106,7 @@ def render_speed(results: Path, report: Report) -> str:
         found, notes = tables.shown(result)
         for heads, rows in found:
             parts += ["", *grid(heads, rows, right=range(1, len(heads)))]
-        parts += ["", *(f"- {note[0].upper()}{note[1:]}" for note in map(escaped, notes))]
+        parts += ["", *(f"- {note}" for note in map(escaped, notes))]
     if any("packed" in result for result in measured):
         parts += ["", "## Several runs on one GPU", "", SIDE_BY_SIDE]
     parts += agreement(report)
