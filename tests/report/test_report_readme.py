@@ -54,17 +54,15 @@ def test_an_empty_ledger_is_told_in_both(tmp_path):
 def test_the_opening_tells_figures_with_the_number_of_seeds(ledger):
     (told,) = opening(read_report(ledger), [])
     assert told.startswith(
-        "- **[Accuracy](docs/results.md).** CIFAR-10: 88.80 ± 0.10 % with MSPCaps-T (paper: 88.71), mean and deviation "
-        "of the best test epochs of 3 seeds; the paper reports best epochs."
+        "- **[Accuracy](docs/results.md).** CIFAR-10: 88.80 ± 0.10 % with MSPCaps-T (paper: 88.71), as mean ± standard "
+        "deviation over 3 seeds of the best test epoch, which is what the paper reports."
     )
 
 
 def test_the_opening_tells_the_speed_of_training_on_one_gpu():
     h200 = [measured("mspcaps_t", "H200", 24.571), measured("mspcaps_l", "H200", 4.607)]
     others = [measured("mspcaps_t", "A100", 9.0), measured("mspcaps_t", "x86_64 CPU", 1.5)]
-    said = (
-        "On one H200, training is 24.6 times (MSPCaps-T) and 4.61 times (MSPCaps-L) as fast as in eager fp32 PyTorch."
-    )
+    said = "On one H200, training is 24.6 times (MSPCaps-T) and 4.61 times (MSPCaps-L) as fast as eager fp32 PyTorch."
     assert speed(h200 + others) == said
     assert speed(others[1:]) == speed([]) == ""
     assert speed([measured("mspcaps_t", "H200", 2.0, "infer")]) == ""

@@ -98,8 +98,8 @@ def test_the_standard_error_is_that_of_the_lowest_accuracy(ledger):
     """
     enter(ledger, entry("paper/cifar10/mspcaps_l", [80.0, 95.0]))
     said = binomial(read_report(ledger))
-    assert "CIFAR-10 with its 10,000 images ±0.32 points at 88.4 %" in said
-    assert "for MNIST with its 10,000 images ±0.06 points at 99.7 %" in said
+    assert "±0.32 points for CIFAR-10 (10,000 images, 88.4 %)" in said
+    assert "±0.06 points for MNIST (10,000 images, 99.7 %)" in said
 
 
 def test_one_run_has_no_deviation(ledger):
@@ -162,7 +162,7 @@ def test_markdown(ledger):
     assert "| DA-CapsNet | quoted | 7M\\* |" in text
     assert "| **MSPCaps-T** | ours, last epoch | 344,320 | not trained yet | not trained yet | 88.40 ± 0.26 |" in text
     assert "cifar10 & <such>." in text, "provenance is what the entry says"
-    assert "±0.32 points at 88.4 %" in text, "binomial error of 10,000 images"
+    assert "±0.32 points for CIFAR-10 (10,000 images, 88.4 %)" in text, "binomial error of 10,000 images"
     assert "| cifar10 | mspcaps_t | paper | 2 | 88.10 | 88.80 | 299 | 120 | a GPU | 0123456 | ffffffff |" in text
     assert text.count("| cifar10 | mspcaps_t") == 5
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -188,7 +188,10 @@ def test_the_page_is_whole_and_says_the_same(ledger):
 
 def test_the_page_says_what_its_colours_mean_and_breaks_long_names(ledger):
     html = results_page.render(read_report(ledger))
-    assert 'class="bad">red</span> where the paper\'s figure lies outside the 95 % interval of one more run' in html
+    assert (
+        'class="bad">red</span> where the paper\'s figure lies outside the 95 % prediction interval for one more run'
+        in html
+    )
     long = entry(T, [80.0, 91.0, 90.0])
     long["recipe"] |= {"name": "paper+epochs=100+held_out=5000", "lr": 0.003}
     enter(ledger, long | {"device": "another GPU"})
@@ -301,22 +304,24 @@ def test_conclusions_are_judged_against_the_spread_of_the_seeds(ledger):
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
     margin = 3.5154 * ((0.07 + 0.01) / 3) ** 0.5  # t for 2.56 degrees of freedom; variances of the two sets of seeds
     first = claims(ledger)["Several scales help"][0]
-    interval = f"95 % interval +{1.4 - margin:.2f} to +{1.4 + margin:.2f}"
+    interval = f"95 % CI +{1.4 - margin:.2f} to +{1.4 + margin:.2f}"
     assert f"a difference of +1.40 ({interval}). **Holds.**" in first
-    assert "the paper has 88.71 and 87.48 (+1.23); here it is 88.40 ± 0.26 (n = 3) and 87.00 ± 0.10 (n = 3)" in first
-    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Too close to tell.**")
+    assert "88.71 and 87.48 in the paper (+1.23); 88.40 ± 0.26 (n = 3) and 87.00 ± 0.10 (n = 3) here, a" in first
+    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Inconclusive.**")
     single = claims(ledger)["Cross-agreement beats dynamic routing"]
     margin = (
         4.3027 * (0.07 * 4 / 3) ** 0.5
     )  # a single run at 86: Student's t for the 2 degrees of freedom of the others
-    interval = f"95 % interval +{2.4 - margin:.2f} to +{2.4 + margin:.2f}, if the single run spreads like the others"
+    interval = (
+        f"95 % CI +{2.4 - margin:.2f} to +{2.4 + margin:.2f}, assuming the single run has the spread of the others"
+    )
     assert f"a difference of +2.40 ({interval}). **Holds.**" in single[0]
     text = ablation_files(read_report(ledger))["ablations.md"]
     assert f"| +2.40 | (+{2.4 - margin:.2f} to +{2.4 + margin:.2f}) | holds |" in text
     for seed in (1, 2):
         (ledger / "cifar10" / "mspcaps_t" / f"paper-seed{seed}.json").unlink()
     alone = claims(ledger)["Cross-agreement beats dynamic routing"][0]
-    assert alone.endswith("a difference of +2.60. **Points that way, but nothing tells of the spread.**")
+    assert alone.endswith("a difference of +2.60. **Agrees, but there is no spread to judge it by.**")
     assert single[1].endswith("`mspcaps_l` and `mspcaps_l_dr` are not trained yet.")
 
 
@@ -324,13 +329,17 @@ def test_a_conclusion_can_fail(ledger):
     for seed, last in enumerate((91.1, 91.0, 90.9)):  # 2.56 degrees of freedom, as above
         enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
-    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Does not hold: it is the other way round.**")
-    assert claims(ledger)["What the routing itself is worth"][3].endswith("**Linear head is better.**")
+    assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Does not hold; the opposite does.**")
+    assert claims(ledger)["What the routing itself is worth"][3].endswith(
+        "**Linear head (cross-entropy) is better.**"
+    )
     text = ablation_files(read_report(ledger))["ablations.md"]
-    assert "| T, shared against T, own | +1.12 | −2.60 | −3.17 to −2.03 | does not hold: it is the other way" in text
-    better = "linear head, by 2.60 points (95 % interval +2.03 to +3.17)"
-    assert f"Clearly more accurate than cross-agreement, maximum: {better}. {CLAIMS[-1].else_}" in text
-    assert "As a whole" not in text  # L's runs are missing
+    assert "| comparison | paper | here | 95 % CI | verdict |" in text
+    pair = "T, shared weights vs. T, own weights"
+    assert f"| {pair} | +1.12 | −2.60 | −3.17 to −2.03 | does not hold; the opposite does |" in text
+    better = "linear head (cross-entropy), by 2.60 points (95 % CI +2.03 to +3.17)"
+    assert f"Clearly more accurate than cross-agreement (maximum): {better}. {CLAIMS[-1].else_}" in text
+    assert "Overall" not in text  # L's runs are missing
 
 
 def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
@@ -348,18 +357,19 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
         enter_three(name, middle)
     text = ablation_files(read_report(ledger))["ablations.md"].split("\n## ")
     scales, routing, sharing, patches, _ = (part.strip().split("\n")[-1] for part in text[1:])
-    assert scales == "**As a whole it holds**."
+    assert scales == "**Overall, the conclusion holds**."
     assert routing == (
-        "**As a whole it is not shown**: nothing that speaks for it stands out from the spread of the seeds. In 1 of 2 "
-        "it is clearly the other way round. What there is here is smaller than printed, for the paper has more than "
-        "our interval: T with CAR against T with DR; L with CAR against L with DR."
+        "**Overall, the conclusion is not confirmed**: no difference in its favour stands out from the spread over "
+        "seeds. In 1 of 2 comparisons the opposite clearly holds. The paper's difference lies above our 95 % CI, so "
+        "that any effect is smaller here, in: T with CAR vs. T with DR; L with CAR vs. L with DR."
     )
-    assert sharing.startswith("**As a whole it holds in part**, in 1 of 2 comparisons.")
+    assert sharing.startswith("**Overall, the conclusion holds in part**, in 1 of 2 comparisons.")
     assert patches.endswith("are not trained yet.")
     short = (
-        "Of what the paper concludes from its ablations, in our runs “Several scales help” holds; “Sharing helps T "
-        "and hurts L” holds in part; “Cross-agreement beats dynamic routing” is not shown. By best epochs, as in the "
-        "paper, 3 of the 6 differences behind them are smaller here."  # not T's 1.80 and 7.80, nor L's 1.00
+        "The paper's conclusions from its ablations, judged by our runs: “Several scales help” holds; “Sharing helps T "
+        "and hurts L” holds in part; “Cross-agreement beats dynamic routing” is not confirmed. Comparing best epochs, "
+        "as the paper does, 3 of the 6 differences behind these are smaller here or reversed."
+        # not T's 1.80 and 7.80, nor L's 1.00
     )
     report = read_report(ledger)
     assert f"- **[Conclusions](docs/ablations.md).** {short}" in readme.opening(report, [])
@@ -371,16 +381,17 @@ def test_the_answer_comes_first(ledger):
     """T on CIFAR-10 has 88.80 against 88.71; on MNIST it is given less than 99.69. Ablations do not count as missed."""
     enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.5, 99.4]))
     told = (
-        "Of the paper's 2 figures for its full models that are trained here, the mean of our best epochs reaches 1; "
-        "MSPCaps-T on MNIST is 0.19 points below."
+        "The mean of our best epochs reaches 1 of the paper's 2 figures for the full models trained here; MSPCaps-T on "
+        "MNIST is 0.19 points below."
     )
     report = read_report(ledger)
-    assert f"# Results\n\n{told}" in markdown.render(report)
-    assert readme.opening(report, [])[0].endswith(f"the paper reports best epochs. {told}")
+    assert f"# Results\n\n- **Full models.** {told}\n- **All figures.** Trained so far: 3 of" in markdown.render(report)
+    assert readme.opening(report, [])[0].endswith(f"which is what the paper reports. {told}")
     enter(ledger, entry("paper/cifar10/mspcaps_t_p3", [80.0, 89.0]))
     enter(ledger, entry("paper/svhn/mspcaps_t", [80.0, 96.9]))  # both further than half a point above
-    assert "further above 2, of which 1 are ablated models, and further below 0." in markdown.render(
-        read_report(ledger)
+    assert (
+        "half a point of 3 of these figures, further above 2 (1 of them an ablation) and further below 0."
+        in markdown.render(read_report(ledger))
     )
 
 
@@ -400,8 +411,13 @@ def test_what_was_changed_after_the_first_runs_is_told(ledger):
         first["recipe"] |= {"name": "paper+initial_scale=positions0.02", "initial_scale": {"positions": 0.02}}
         enter(ledger, first)
     text = markdown.render(read_report(ledger))
-    assert "On the test images of CIFAR-10 their best epochs are 88.00 ± 0.10, the paper has 88.71." in text
-    assert AFTER in text and AFTER in "\n".join(readme.table(read_report(ledger)))
+    answer, _, told = text.partition("## History of these runs\n\n- Runs named `positions0.02` were made before")
+    assert "On the test images of CIFAR-10 their best epochs reached 88.00 ± 0.10; the paper has 88.71." in told
+    assert f"{AFTER} ([history](#history-of-these-runs))" in answer
+    assert f"{AFTER} ([history](docs/results.md#history-of-these-runs))" in "\n".join(readme.table(read_report(ledger)))
+    page = results_page.render(read_report(ledger))
+    assert '(<a href="#history-of-these-runs">history</a>)' in page and '<section id="history-of-these-runs"' in page
+    assert "<code>positions0.02</code>" in page and "**" not in page
 
 
 def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
@@ -410,7 +426,8 @@ def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
         enter(ledger / "again", entry(T, [80.0, 81.0, last], seed))
     after = read_report(ledger)
     assert (after.runs, after.main, len(after.again)) == (before.runs, before.main, 2)
-    told = "Made again from the same seeds ([each](speed.md#the-same-run-made-again)): all three scales 86.50 ± 0.71"
+    each = "([run by run](speed.md#the-same-run-made-again))"
+    told = f"Repeated with the same seeds {each}, all three scales reaches 86.50 ± 0.71 (n = 2)"
     assert told in ablation_files(after)["ablations.md"] and told not in ablation_files(before)["ablations.md"]
     shown = render_speed(ledger, after)
     assert '<a id="the-same-run-made-again"></a>\n\n## Repeated runs' in shown
@@ -424,7 +441,7 @@ def test_what_routing_is_worth_is_not_doubted_before_it_was_tried_nor_where_it_w
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
     for seed, last in enumerate((84.1, 84.0, 83.9)):
         enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
-    assert claims(ledger)["What the routing itself is worth"][3].endswith("**Cross-agreement, maximum is better.**")
+    assert claims(ledger)["What the routing itself is worth"][3].endswith("**Cross-agreement (maximum) is better.**")
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
 
 
@@ -452,11 +469,17 @@ def test_how_firm_a_conclusion_is(ledger):
     for seed, last in enumerate((88.5, 88.4, 88.0)):  # 0.216 with 4 degrees of freedom, whose quantile is 2.776
         enter(ledger / "again", entry(T, [80.0, last], seed))
     text = ablation_files(read_report(ledger))["ablations.md"]
-    first, second, third = (line for line in text.split("## ")[0].splitlines() if line.startswith("- "))
-    assert first.endswith("2 of 3 leave zero out: all three scales against 8 × 8 alone; T with CAR against T with DR.")
-    assert "all 3 models of T are taken to spread alike, by 0.17 points (6 degrees of freedom)" in second
-    assert second.endswith("2 of 2 leave zero out: all three scales against 8 × 8 alone; T, shared against T, own.")
-    assert "less the second: all three scales +0.10 (95 % interval −0.50 to +0.70). So" in third
+    _, _, firm = text.split("\n## ")[0].partition(f"**{markdown.FIRM}**\n\n")
+    first, second, third = firm.splitlines()
+    assert first == (
+        "- After correction for multiple comparisons (Holm), 2 of 3 differences are significant: all three scales vs. "
+        "8 × 8 alone; T with CAR vs. T with DR."
+    )
+    assert "all 3 T models (pooled standard deviation 0.17 points, 6 degrees of freedom)" in second
+    assert second.endswith(
+        "2 of 2 differences are significant: all three scales vs. 8 × 8 alone; T, shared weights vs. T, own weights."
+    )
+    assert "mean of the repeats: +0.10 (95 % CI −0.50 to +0.70) for all three scales. An" in third
 
 
 @pytest.mark.parametrize(("freedom", "printed"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (120, 1.980)])
@@ -466,15 +489,15 @@ def test_students_t_is_that_of_printed_tables(freedom, printed):
 
 def test_a_missed_figure_tells_what_was_tried(ledger):
     (ablation,) = missed(read_report(ledger))  # T itself has 88.80 against 88.71
-    assert ablation.sentence.startswith("mspcaps_t_dr on CIFAR-10: the mean of our best epochs is 87.00, the paper has")
+    assert ablation.sentence.startswith("**mspcaps_t_dr on CIFAR-10**: the mean of our best epochs is 87.00, the paper")
     for seed in range(3):
         enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.5], seed))
     one, _ = missed(read_report(ledger))
-    assert "best epochs is 99.50, the paper has 99.69. That is 0.19 points or 19 of 10,000 images" in one.sentence
+    assert "best epochs is 99.50, the paper has 99.69. The gap is 0.19 points, or 19 of 10,000 images" in one.sentence
     assert one.sentence.endswith("on that many is 0.06 points."), (
         "of 99.69: the root of 99.69 x 0.31 is 5.56, of 10,000 100"
     )
-    assert (one.trials, one.found) == ((), "Nothing else has been tried yet.")
+    assert (one.trials, one.found) == ((), "No alternative has been tried yet.")
     trials = {"": {}, "+initial_scale=votes2.0": {"votes": 2.0}, "+initial_scale=votes4.0": {"votes": 4.0}}
     for (suffix, scale), centre in zip(trials.items(), (99.0, 99.3, 98.9), strict=True):
         for seed in range(3):
@@ -484,10 +507,8 @@ def test_a_missed_figure_tells_what_was_tried(ledger):
     report = read_report(ledger)
     one, _ = missed(report)
     margin = 2.776 * 0.05 * (2 / 3) ** 0.5
-    first = (
-        "initial votes × 2: 99.30 ± 0.05 (n = 3) after 300 epochs on 9 images, the recipe as it is 99.00 ± 0.05 (n = 3)"
-    )
-    first += f", +0.30 (95 % interval +{0.3 - margin:.2f} to +{0.3 + margin:.2f})"
+    first = "initial votes × 2: 99.30 ± 0.05 (n = 3) against 99.00 ± 0.05 (n = 3) with the unchanged recipe, "
+    first += f"difference +0.30 (95 % CI +{0.3 - margin:.2f} to +{0.3 + margin:.2f}); 300 epochs, 9 images"
     assert one.trials[0] == first
     assert one.found.startswith("Clearly better: initial votes × 2. ")
     for seed in range(3):  # measured on other images, where the recipe as it is was not
@@ -498,14 +519,15 @@ def test_a_missed_figure_tells_what_was_tried(ledger):
     one, _ = missed(report)
     assert one.found.startswith("Clearly better: initial votes × 2. ")
     (lonely,) = (trial for trial in one.trials if trial.startswith("initial votes × 8: "))
-    assert lonely.endswith("as it is was not measured so")
+    assert lonely.endswith("300 epochs, 7 images; the unchanged recipe was not measured in this way")
     for text in (markdown.render(report), html.unescape(results_page.render(report).replace("&nbsp;", " "))):
         assert first in text and one.found in text
     for seed in range(3):  # no longer missed, and still told
         enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.8], seed))
     _, other = missed(read_report(ledger))
     assert (
-        other.sentence.startswith("MSPCaps-T on MNIST: the paper's figure is reached.") and other.trials == one.trials
+        other.sentence.startswith("**MSPCaps-T on MNIST**: the paper's figure is reached.")
+        and other.trials == one.trials
     )
 
 
@@ -514,7 +536,7 @@ def test_a_missed_figure_is_set_beside_what_one_more_run_would_give(tmp_path):
     for seed, best in enumerate((99.4, 99.5, 99.6)):
         enter(tmp_path, entry("paper/mnist/mspcaps_t", [99.0, best, 99.1], seed))
     (one,) = missed(read_report(tmp_path))
-    assert one.sentence.endswith("One more run of ours would lie within 0.50 of our mean (95 % interval).")
+    assert one.sentence.endswith("The 95 % prediction interval for one more run of ours is our mean ± 0.50.")
 
 
 def test_a_measurement_of_something_else_is_refused(tmp_path):

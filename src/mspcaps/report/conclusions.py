@@ -10,8 +10,8 @@ from mspcaps.report.runs import Group, Run, group_of, grouped
 from mspcaps.report.tables import INTERVAL, NONE, between, in_brackets, signed, with_n
 from mspcaps.training.recipe import list_recipes, load_recipe
 
-HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "is not shown"
-OF_SEVERAL = {HOLDS: "hold", IN_PART: "hold in part", NOT_SHOWN: "are not shown"}
+HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "is not confirmed"
+OF_SEVERAL = {HOLDS: "hold", IN_PART: "hold in part", NOT_SHOWN: "are not confirmed"}
 
 
 @dataclass(frozen=True)
@@ -46,43 +46,45 @@ T_ALL, T_8 = Side("all three scales", "mspcaps_t"), Side("8 × 8 alone", "mspcap
 T_FINE = Side("32 × 32 and 16 × 16", "mspcaps_t_scale32_16")
 T_CAR, T_DR = Side("T with CAR", "mspcaps_t"), Side("T with DR", "mspcaps_t_dr")
 L_CAR, L_DR = Side("L with CAR", "mspcaps_l"), Side("L with DR", "mspcaps_l_dr")
-T_SHARED, T_OWN = Side("T, shared", "mspcaps_t"), Side("T, own", "mspcaps_t_unshared")
-L_OWN, L_SHARED = Side("L, own", "mspcaps_l"), Side("L, shared", "mspcaps_l_shared")
-T_P4, T_P2, T_P3 = (Side(f"T, patches of {p}", f"mspcaps_t{s}") for p, s in ((4, ""), (2, "_p2"), (3, "_p3")))
-L_P3, L_P4, L_P2 = (Side(f"L, patches of {p}", f"mspcaps_l{s}") for p, s in ((3, "_p3"), (4, ""), (2, "_p2")))
-CAR = Side("cross-agreement, maximum", "mspcaps_t")
+T_SHARED, T_OWN = Side("T, shared weights", "mspcaps_t"), Side("T, own weights", "mspcaps_t_unshared")
+L_OWN, L_SHARED = Side("L, own weights", "mspcaps_l"), Side("L, shared weights", "mspcaps_l_shared")
+T_P4, T_P2, T_P3 = (Side(f"T, patch size {p}", f"mspcaps_t{s}") for p, s in ((4, ""), (2, "_p2"), (3, "_p3")))
+L_P3, L_P4, L_P2 = (Side(f"L, patch size {p}", f"mspcaps_l{s}") for p, s in ((3, "_p3"), (4, ""), (2, "_p2")))
+CAR = Side("cross-agreement (maximum)", "mspcaps_t")
 CLAIMS = (
     Claim(
-        "Several scales help", "all three scales together are better than the best one alone and than the finer two",
+        "Several scales help",
+        "all three scales together are better than the best single scale and than the two finer ones",
         ((T_ALL, T_8), (T_ALL, T_FINE)), paper.SCALES,
     ),
     Claim(
-        "Cross-agreement beats dynamic routing", "CAR is better than DR, with fewer parameters",
+        "Cross-agreement beats dynamic routing",
+        "cross-agreement routing (CAR) is more accurate than dynamic routing (DR), with fewer parameters",
         ((T_CAR, T_DR), (L_CAR, L_DR)), paper.ROUTING,
     ),
     Claim(
-        "Sharing helps T and hurts L", "vote weights that fine and coarse capsules share help T and hurt L",
+        "Sharing helps T and hurts L", "sharing vote weights between fine and coarse capsules helps T and hurts L",
         ((T_SHARED, T_OWN), (L_OWN, L_SHARED)), paper.SHARING,
     ),
     Claim(
-        "The best patch is 4 for T, 3 for L", "patches of 4 are best for T, patches of 3 for L",
+        "The best patch is 4 for T, 3 for L", "patch size 4 is best for T, 3 for L",
         ((T_P4, T_P2), (T_P4, T_P3), (L_P3, L_P4), (L_P3, L_P2)), paper.PATCHES,
     ),
     Claim(
         "What the routing itself is worth",
-        "Not in the paper: MSPCaps-T against itself with the mean of the agreements in place of their maximum, with "
-        "plain self-agreement of all votes, and with a linear layer on the patch averages and no capsules at all, "
-        "trained with the margin loss of the others and with cross-entropy. The linear layer is given all channels of "
-        "every patch where a capsule has 8 or 16 numbers, so it stands for capsules and routing together",
+        "Not in the paper: MSPCaps-T compared with variants that use the mean of the agreements instead of their "
+        "maximum, plain self-agreement of all votes, or no capsules at all but a linear layer on the patch averages, "
+        "trained with the same margin loss or with cross-entropy. The linear layer sees all channels of every patch, "
+        "where a capsule has 8 or 16 numbers, so it replaces capsules and routing together",
         (
-            (CAR, Side("cross-agreement, mean", "mspcaps_t_mean")),
+            (CAR, Side("cross-agreement (mean)", "mspcaps_t_mean")),
             (CAR, Side("self-agreement", "mspcaps_t_self")),
-            (CAR, Side("linear head with margin loss", "mspcaps_t_linear_margin")),
-            (CAR, Side("linear head", "mspcaps_t_linear")),
+            (CAR, Side("linear head (margin loss)", "mspcaps_t_linear_margin")),
+            (CAR, Side("linear head (cross-entropy)", "mspcaps_t_linear")),
         ),
-        else_="These runs do not show that the routing is more accurate than a linear layer on the same backbone: "
-        "accuracy on CIFAR-10 is no argument for it. What it gives instead is a tree of parts and votes that can be "
-        "followed; [how far it can be trusted](explain.md) is measured.",
+        else_="These runs do not show that routing is more accurate than a linear layer on the same backbone, so "
+        "accuracy on CIFAR-10 is no argument for it. What routing adds is a tree of parts and votes that can be "
+        "inspected; we measure [how far it can be trusted](explain.md).",
     ),
 )  # fmt: skip
 
@@ -108,6 +110,10 @@ class Comparison:
     worse: Side
     a: Group | None
     b: Group | None
+
+    @property
+    def words(self) -> str:
+        return f"{self.better.words} vs. {self.worse.words}"
 
     @property
     def printed(self) -> tuple[float, float] | None:
@@ -146,13 +152,13 @@ class Comparison:
             missing = [f"`{side.model}`" for side, g in ((self.better, self.a), (self.worse, self.b)) if g is None]
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not trained yet"
         if found.margin is None:
-            way = "points that way" if found.gap > 0 else "points the other way" if found.gap < 0 else "no difference"
-            return f"{way}, but nothing tells of the spread"
+            way = "agrees" if found.gap > 0 else "points the other way" if found.gap < 0 else "no difference"
+            return f"{way}, but there is no spread to judge it by"
         if not found.clear:
-            return "too close to tell"
+            return "inconclusive"
         if self.claim.source is None:
             return f"{(self.better if self.holds else self.worse).words} is better"
-        return "does not hold: it is the other way round" if self.reversed else HOLDS
+        return "does not hold; the opposite does" if self.reversed else HOLDS
 
     @property
     def interval(self) -> str:
@@ -167,7 +173,7 @@ class Comparison:
         """For one table of all: what is compared, the paper's difference, ours, its interval, the verdict."""
         printed, found = self.printed, self.difference
         return (
-            f"{self.better.words} against {self.worse.words}",
+            self.words,
             signed(printed[0] - printed[1], 2) if printed else NONE,
             signed(found.gap, 2) if found else NONE,
             self.interval,
@@ -175,19 +181,19 @@ class Comparison:
         )
 
     def __str__(self) -> str:
-        text = f"{capitalized(self.better.words)} against {self.worse.words}: "
+        text = f"{capitalized(self.words)}: "
         if self.printed:
-            ours, theirs = self.printed
-            text += f"the paper has {ours:.2f} and {theirs:.2f} ({signed(ours - theirs, 2)}); "
+            first, second = self.printed
+            text += f"{first:.2f} and {second:.2f} in the paper ({signed(first - second, 2)}); "
         found = self.difference
         if found is None or self.a is None or self.b is None:
             return f"{text}{self.verdict}."
         parameters = ""
         if self.a.first.params != self.b.first.params:
-            parameters = f" with {self.a.first.params:,} and {self.b.first.params:,} parameters"
+            parameters = f", with {self.a.first.params:,} and {self.b.first.params:,} parameters"
         return (
-            f"{text}here it is {with_n(self.a.last)} and {with_n(self.b.last)}{parameters}, a difference of "
-            f"{signed(found.gap, 2)}{in_brackets(found)}. **{capitalized(self.verdict)}.**"
+            f"{text}{with_n(self.a.last)} and {with_n(self.b.last)} here, a difference of {signed(found.gap, 2)}"
+            f"{in_brackets(found)}{parameters}. **{capitalized(self.verdict)}.**"
         )
 
 
@@ -206,14 +212,15 @@ def as_a_whole(claim: Claim, pairs: Sequence[Comparison]) -> str:
     because = {
         HOLDS: "",
         IN_PART: f", in {held} of {len(pairs)} comparisons",
-        NOT_SHOWN: ": nothing that speaks for it stands out from the spread of the seeds",
+        NOT_SHOWN: ": no difference in its favour stands out from the spread over seeds",
     }
-    said = [f"**As a whole it {whole}**{because[whole]}."]
+    said = [f"**Overall, the conclusion {whole}**{because[whole]}."]
     if turned := sum(pair.reversed for pair in pairs):
-        said.append(f"In {turned} of {len(pairs)} it is clearly the other way round.")
-    smaller = "; ".join(f"{p.better.words} against {p.worse.words}" for p in pairs if p.smaller_than_printed)
-    if smaller:
-        said.append(f"What there is here is smaller than printed, for the paper has more than our interval: {smaller}.")
+        said.append(f"In {turned} of {len(pairs)} comparisons the opposite clearly holds.")
+    if smaller := "; ".join(pair.words for pair in pairs if pair.smaller_than_printed):
+        said.append(
+            f"The paper's difference lies above our {INTERVAL}, so that any effect is smaller here, in: {smaller}."
+        )
     return " ".join(said)
 
 
@@ -235,10 +242,10 @@ def in_short(groups: Mapping[str, Group]) -> str:
             said.append(f"{' and '.join(titles)} {of_several if titles[1:] else verdict}")
     if not said:
         return ""
-    text = f"Of what the paper concludes from its ablations, in our runs {'; '.join(said)}."
+    text = f"The paper's conclusions from its ablations, judged by our runs: {'; '.join(said)}."
     text += beside_printed([pair for pairs in compared.values() for pair in pairs])
     if better := surpassing([pair for claim, pairs in compared.items() if not claim.source for pair in pairs]):
-        text += f" Clearly more accurate than the routing, on the same backbone: {better}."
+        text += f" Clearly more accurate than the routing on the same backbone: {better}."
     return text
 
 
@@ -247,7 +254,8 @@ def beside_printed(pairs: Sequence[Comparison]) -> str:
     gaps = [(p.a.best.mean - p.b.best.mean, p.printed[0] - p.printed[1]) for p in pairs if p.a and p.b and p.printed]
     smaller = sum(here < printed for here, printed in gaps)
     many = f"all {smaller}" if smaller == len(gaps) else f"{smaller} of the {len(gaps)}"
-    return f" By best epochs, as in the paper, {many} differences behind them are smaller here." if smaller else ""
+    said = f"Comparing best epochs, as the paper does, {many} differences behind these are smaller here or reversed."
+    return f" {said}" if smaller else ""
 
 
 def what_follows(claim: Claim, pairs: Sequence[Comparison]) -> str:

@@ -22,7 +22,7 @@ def corrected(pairs: Sequence[Comparison]) -> str:
     if not judged:
         return ""
     kept = still_clear([chance for _, chance in judged])
-    return f"Corrected for how many there are (Holm), {left([pair for pair, _ in judged], kept)}."
+    return f"After correction for multiple comparisons (Holm), {left([pair for pair, _ in judged], kept)}."
 
 
 def alike(pairs: Sequence[Comparison]) -> str:
@@ -40,8 +40,8 @@ def alike(pairs: Sequence[Comparison]) -> str:
     deviation = math.sqrt(squares / freedom)
     kept = still_clear([Difference.alike(a.last, b.last, deviation, freedom).chance or 0.0 for _, a, b in sides])
     return (
-        f"A few seeds tell little about a spread. If all {len(groups)} models of T are taken to spread alike, by "
-        f"{deviation:.2f} points ({freedom} degrees of freedom), and corrected as before, "
+        f"A few seeds say little about a spread. Assuming the same spread for all {len(groups)} T models (pooled "
+        f"standard deviation {deviation:.2f} points, {freedom} degrees of freedom), with the same correction, "
         f"{left([pair for pair, *_ in sides], kept)}."
     )
 
@@ -51,8 +51,9 @@ def of_size(group: Group) -> bool:
 
 
 def left(pairs: Sequence[Comparison], kept: Sequence[bool]) -> str:
-    named = [f"{pair.better.words} against {pair.worse.words}" for pair, keep in zip(pairs, kept, strict=True) if keep]
-    return f"{len(named)} of {len(pairs)} leave zero out" + (f": {'; '.join(named)}" if named else "")
+    named = [pair.words for pair, keep in zip(pairs, kept, strict=True) if keep]
+    verb = "is" if len(named) == 1 else "are"
+    return f"{len(named)} of {len(pairs)} differences {verb} significant" + (f": {'; '.join(named)}" if named else "")
 
 
 def repeated(pairs: Sequence[Comparison], again: Mapping[str, Group]) -> str:
@@ -61,11 +62,11 @@ def repeated(pairs: Sequence[Comparison], again: Mapping[str, Group]) -> str:
     for side, group in (one for pair in pairs for one in ((pair.better, pair.a), (pair.worse, pair.b))):
         if group and side.model in again and side.model not in told:
             found = Difference.of(group.last, again[side.model].last)
-            told[side.model] = f"{side.words} {signed(found.gap, 2)}{in_brackets(found)}"
+            told[side.model] = f"{signed(found.gap, 2)}{in_brackets(found)} for {side.words}"
     if not told:
         return ""
     return (
-        "Runs that were made again from the same seeds differ in nothing but the order in which a GPU adds. What the "
-        f"first reached less the second: {'; '.join(told.values())}. So an interval that just leaves zero out proves "
+        "Runs repeated with the same seeds differ only in the order in which the GPU adds. Mean of the originals minus "
+        f"mean of the repeats: {'; '.join(told.values())}. An interval that barely excludes zero therefore proves "
         "little."
     )

@@ -12,76 +12,95 @@ from mspcaps.report.speed import AGAIN_ANCHOR
 from mspcaps.report.tables import (
     GENERATED,
     HEADS,
+    HISTORY,
     INTERVAL,
     NEAR,
     NONE,
     Report,
     Table,
     comparison,
+    history,
     notes,
     quoted_notes,
     with_n,
 )
 
-EMPTY = "No run is in the ledger yet: every row awaits its first."
-WHERE = "Each is one file of the ledger: `results/DATA/MODEL/RECIPE-seedN.json`."
+EMPTY = "The ledger has no runs yet."
+WHERE = "Each run is one file of the ledger: `results/DATA/MODEL/RECIPE-seedN.json`."
+FIRM = "How firm are the verdicts?"
+CAVEATS = (
+    "The paper's figures are best epochs and come without a spread.",
+    "With three seeds an interval is wide, so an inconclusive effect may still exist.",
+    "An interval in brackets compares a single run with several; the single run is assumed to have their spread.",
+    "Intervals cover what other seeds might give, not what other test images might.",
+    "Nearly all intervals rest on the same few runs of the full models, and none is corrected for multiple "
+    "comparisons: of twenty comparisons without a real difference, one would seem clear.",
+    "The initial scale of positions was chosen with the full T, which may favour it in its comparisons.",
+)
 RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
 
 
 def render(report: Report) -> str:
     """The whole report."""
-    parts = [GENERATED, "", "# Results", "", *answer(report), summary(report), ""]
+    parts = [GENERATED, "", "# Results", "", *answer(report), "", "## How to read the tables", ""]
     parts += [f"- {note}" for note in notes(report)]
     for table in report.main:
         parts += ["", *section(table), "", *compared(table)]
     parts += missed_section(report)
     for table in report.ablations + report.beyond:
         parts += ["", *section(table)]
+    if told := history(report):
+        parts += ["", f"## {HISTORY}", "", *(f"- {one}" for one in told)]
     parts += ["", "## All runs", "", WHERE, "", *all_runs(report.runs)] if report.runs else []
     return "\n".join(parts) + "\n"
 
 
 def render_ablations(groups: Mapping[str, Group], again: Mapping[str, Group]) -> str:
-    """Every conclusion of the paper's ablations, and one question of our own, with what our runs say, and what those
-    of them reached that were made again."""
+    """Every conclusion of the paper's ablations, and one question of our own, with what our runs say, and what their
+    repeats reached."""
     compared = {claim: comparisons(claim, groups) for claim in CLAIMS}
-    heads = ("compared", "paper", "here", INTERVAL, "so")
+    heads = ("comparison", "paper", "here", INTERVAL, "verdict")
     short = in_short(groups)
     parts = [
         GENERATED, "", "# Do the conclusions hold?", "", *([short, ""] if short else []),
         *grid(heads, [pair.cells for pairs in compared.values() for pair in pairs], right=(1, 2, 3)), "",
-        "The paper draws four conclusions from its ablations on CIFAR-10. Here each is put to runs of ours by its "
-        f"own recipe, on the accuracy of the last epoch. A conclusion holds if the {INTERVAL} of the difference "
-        "(Welch's, from the spread of the seeds) leaves zero out. The paper's figures are of best epochs and come "
-        "without a spread. With three seeds such an interval is wide, so what is too close to tell may still be there. "
-        "Intervals in brackets are of a single run beside several, which is taken to spread as they do. They tell what "
-        "another seed might give, not what other test images might. Nearly all of them rest on the same few runs of "
-        "the full models, and none is corrected for how many there are: of twenty differences that are not there, one "
-        "would seem to hold. The scale that positions start from was chosen with the full T, which may favour it over "
-        "what it is compared with. [All tables](results.md).",
+        "T and L are MSPCaps-T and MSPCaps-L, CAR is cross-agreement routing, DR dynamic routing. The paper draws four "
+        "conclusions from its ablations on CIFAR-10. We test each with our own runs of the paper's recipe, on the "
+        "accuracy of the last epoch ([all tables](results.md)). A conclusion holds in a comparison if the confidence "
+        f"interval of the difference ({INTERVAL}; Welch's, from the spread over seeds) lies above zero; if it includes "
+        "zero, the comparison is inconclusive.",
+        "", "**Before you rely on a verdict:**", "", *(f"- {caveat}" for caveat in CAVEATS),
     ]  # fmt: skip
     if firm := firmness([pair for pairs in compared.values() for pair in pairs], again):
-        parts += ["", "How firm is that?", "", *(f"- {told}" for told in firm)]
+        parts += ["", f"**{FIRM}**", "", *(f"- {told}" for told in firm)]
     for claim in CLAIMS:
         said = f"{claim.says}."
         if claim.source:
             said = " ".join([f"The paper (Table {claim.source.number}): {said}", claim.source.note]).strip()
         parts += ["", f"## {claim.title}", "", said, "", f"![{claim.title}](ablations/{claim.anchor}.svg)", ""]
         parts += [f"- {pair}" for pair in compared[claim]]
-        repeated = [f"{side.words} {with_n(again[side.model].last)}" for side in claim.sides if side.model in again]
+        repeated = [
+            f"{side.words} reaches {with_n(again[side.model].last)}" for side in claim.sides if side.model in again
+        ]
         if repeated:
-            parts += ["", f"Made again from the same seeds ([each](speed.md#{AGAIN_ANCHOR})): {'; '.join(repeated)}."]
+            each = f"[run by run](speed.md#{AGAIN_ANCHOR})"
+            parts += ["", f"Repeated with the same seeds ({each}), {'; '.join(repeated)}."]
         if whole := as_a_whole(claim, compared[claim]):
             parts += ["", whole]
     return "\n".join(parts) + "\n"
 
 
 def answer(report: Report) -> list[str]:
-    """Does the paper reproduce? Its main figures, then its conclusions."""
-    said = [reached(report)]
-    if short := in_short(groups_of(report.runs)):
-        said.append(f"{short} [Each of them, with figures](ablations.md).")
-    return [" ".join(filter(None, said)), ""] if any(said) else []
+    """Does the paper reproduce? Its main figures, all figures, its conclusions."""
+    if not report.runs:
+        return [EMPTY]
+    short = in_short(groups_of(report.runs))
+    told = {
+        "Full models": reached(report),
+        "All figures": summary(report),
+        "Conclusions": f"{short} [Details](ablations.md)." if short else "",
+    }
+    return [f"- **{topic}.** {text}" for topic, text in told.items() if text]
 
 
 def reached(report: Report) -> str:
@@ -91,8 +110,8 @@ def reached(report: Report) -> str:
     if not rows:
         return ""
     return (
-        f"Of the paper's {len(rows)} figures for its full models that are trained here, the mean of our best epochs "
-        f"reaches {len(rows) - len(short)}{''.join(f'; {one}' for one in short)}."
+        f"The mean of our best epochs reaches {len(rows) - len(short)} of the paper's {len(rows)} figures for the full "
+        f"models trained here{''.join(f'; {one}' for one in short)}."
     )
 
 
@@ -102,11 +121,11 @@ def summary(report: Report) -> str:
         return EMPTY
     near, above, below = report.near_above_below
     ablated = sum(row.gap is not None and row.gap > NEAR and row.model not in TITLES for row in report.trained)
+    kind = "an ablation" if ablated == 1 else "ablations"
     return (
-        f"Trained so far: {len(report.trained)} of the paper's {len(report.paper_rows)} figures for MSPCaps; "
-        f"the ledger holds {len(report.runs)} runs in all. The mean of our best epochs lies within half a point of "
-        f"{near} of these {len(report.trained)}, further above {above}, of which {ablated} are ablated models, and "
-        f"further below {below}."
+        f"Trained so far: {len(report.trained)} of the paper's {len(report.paper_rows)} figures for MSPCaps; the "
+        f"ledger has {len(report.runs)} runs in all. The mean of our best epochs is within half a point of {near} of "
+        f"these figures, further above {above} ({ablated} of them {kind}) and further below {below}."
     )
 
 

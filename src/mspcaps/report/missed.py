@@ -12,11 +12,11 @@ from mspcaps.data.catalog import facts
 from mspcaps.report.difference import Difference
 from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Group, grouped, resolved
-from mspcaps.report.tables import INTERVAL, Report, Row, in_brackets, signed, with_n
+from mspcaps.report.tables import PREDICTION, Report, Row, in_brackets, signed, with_n
 from mspcaps.training.recipe import load_recipe
 
 MISSED = "Where a figure is missed, and what was tried"
-UNCHANGED = "The paper's recipe stays as it is: what is better belongs to a recipe of another name."
+UNCHANGED = "The paper's recipe is left unchanged; an improvement belongs in a recipe of another name."
 SHORTENED = {"name", "epochs", "held_out"}  # in what a trial differs from its recipe anyway
 
 
@@ -42,15 +42,15 @@ def is_missed(row: Row) -> bool:
 
 
 def explained(row: Row, trials: list[Group]) -> Missed:
-    name = f"{TITLES.get(row.model, row.model)} on {facts(row.dataset).title}"
+    name = f"**{TITLES.get(row.model, row.model)} on {facts(row.dataset).title}**"
     sentence = f"{name}: {shortfall(row)}" if is_missed(row) else f"{name}: the paper's figure is reached."
     recipe = resolved(load_recipe(f"paper/{row.dataset}/{row.model}"))
     tried = [(changes(g.first.recipe, recipe), g) for g in trials if (row.model, row.dataset) == of(g)]
     bases = {length(group): group for words, group in tried if not words}
     changed = [(words, group, bases.get(length(group))) for words, group in tried if words]
     if not changed:
-        return Missed(sentence, (), "Nothing else has been tried yet.")
-    sentence += " Tried in place of the recipe, on training images that were held out, last epoch:"
+        return Missed(sentence, (), "No alternative has been tried yet.")
+    sentence += " Alternatives to the recipe, measured on held-out training images after the last epoch:"
     better = [words for words, group, base in changed if base and clearly(group, base)]
     found = f"Clearly better: {' and '.join(better)}. {UNCHANGED}" if better else "None is clearly better."
     return Missed(sentence, tuple(told(*one) for one in changed), found)
@@ -61,11 +61,11 @@ def shortfall(row: Row) -> str:
     images, wanted, short = facts(row.dataset).test, row.figure.accuracy, abs(row.gap)
     error = math.sqrt(wanted * (100 - wanted) / images)
     margin = row.further.margin if row.further else None
-    seeds = f" One more run of ours would lie within {margin:.2f} of our mean ({INTERVAL})." if margin else ""
+    seeds = f" The {PREDICTION} for one more run of ours is our mean ± {margin:.2f}." if margin else ""
     return (
-        f"the mean of our best epochs is {row.group.best.mean:.2f}, the paper has {wanted:.2f}. That is {short:.2f} "
-        f"points or {short * images / 100:.0f} of {images:,} images; the standard error of a figure on that many is "
-        f"{error:.2f} points.{seeds}"
+        f"the mean of our best epochs is {row.group.best.mean:.2f}, the paper has {wanted:.2f}. The gap is {short:.2f} "
+        f"points, or {short * images / 100:.0f} of {images:,} images; the standard error of an accuracy measured on "
+        f"that many is {error:.2f} points.{seeds}"
     )
 
 
@@ -85,11 +85,12 @@ def of(group: Group) -> tuple[str, str]:
 
 def told(words: str, group: Group, base: Group | None) -> str:
     epochs, held_out = length(group)
-    text = f"{words}: {with_n(group.last)} after {epochs} epochs on {held_out:,} images"
+    text, how = f"{words}: {with_n(group.last)}", f"{epochs} epochs, {held_out:,} images"
     if base is None:
-        return f"{text}; the recipe as it is was not measured so"
+        return f"{text}; {how}; the unchanged recipe was not measured in this way"
     difference = Difference.of(group.last, base.last)
-    return f"{text}, the recipe as it is {with_n(base.last)}, {signed(difference.gap, 2)}{in_brackets(difference)}"
+    against = f"{with_n(base.last)} with the unchanged recipe"
+    return f"{text} against {against}, difference {signed(difference.gap, 2)}{in_brackets(difference)}; {how}"
 
 
 def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:

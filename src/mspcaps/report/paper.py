@@ -7,8 +7,8 @@ tests/report/test_paper.py compares every cell with the paper's source where tha
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ASTERISK = "*\u00a0as the paper quotes it from the original publication."
-DAGGER = "†\u00a0an ensemble of 7 models."
+ASTERISK = "*\u00a0quoted by the paper from the original publication."
+DAGGER = "†\u00a0ensemble of 7 models."
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ SMALL = PaperTable(
         _baseline("Efficient-Caps", "162.4K", _SMALL, "99.65", "95.20", "77.81"),
         _baseline("OrthCaps-S", "105.5K*", _SMALL, "99.68*", "96.26*", "86.84*"),
     ),
-    clash="Elsewhere on CIFAR-10: the authors of IDP-CapsNet give 94.73 to 94.85 on average, 95.14 at best, with a "
-    "ResNet backbone.",
+    clash="Published elsewhere for CIFAR-10: the authors of IDP-CapsNet report 94.73 to 94.85 on average and 95.14 at "
+    "best, with a ResNet backbone.",
 )
 LARGE = PaperTable(
     number=3,
@@ -100,8 +100,8 @@ LARGE = PaperTable(
         _baseline("DeepCaps", "13.5M*", _LARGE, "99.72*", "94.46*", "91.01*"),
         _baseline("OrthCaps-D", "574K*", _LARGE, "99.58*", "94.60*", "90.56*"),
     ),
-    clash="Elsewhere on CIFAR-10: the authors of DeepCaps give 92.74 for weights that come with an ensemble, users of "
-    "their code 90.6 to 91 for a single model; re-runs of a single CapsNet give 54 to 75.",
+    clash="Published elsewhere for CIFAR-10: the authors of DeepCaps report 92.74 for weights that come with an "
+    "ensemble, users of their code 90.6 to 91 for a single model; re-runs of a single CapsNet give 54 to 75.",
 )
 SCALES = PaperTable(
     number=4,
@@ -115,9 +115,9 @@ SCALES = PaperTable(
         Figure("mspcaps_t_scale32_16", "cifar10", 81.57, "87.6K", ("yes", "yes", "no")),
         _t("cifar10", 88.71, "yes", "yes", "yes"),
     ),
-    claim="the 8 × 8 map carries most, and all three scales together are best.",
-    note="With fewer scales there is one routing block in place of two, with the capsules of the first: 8 numbers, 16 "
-    "for a class in place of 32. So these rows differ in that as well as in the scales.",
+    claim="the 8 × 8 map matters most, and all three scales together are best.",
+    note="With fewer scales there is one routing block instead of two, with the capsule sizes of the first: 8 numbers, "
+    "and 16 instead of 32 for a class. These rows therefore differ in that as well as in the scales.",
 )
 ROUTING = PaperTable(
     number=5,
@@ -131,9 +131,9 @@ ROUTING = PaperTable(
         _l("cifar10", 92.88, L, "2 × CAR"),
     ),
     claim="cross-agreement routing (CAR) beats dynamic routing (DR) with fewer parameters.",
-    note="The paper does not print the capsules of its DR networks. 8 numbers per capsule for T and 48 for L, twice as "
-    "many for a class, give its parameter counts and are what its authors used before; other readings give the same "
-    "counts. So these rows differ in the size of their capsules as well as in the routing.",
+    note="The paper does not state the capsule sizes of its DR networks. Our reading (8 numbers per capsule for T and "
+    "48 for L, twice as many for a class) gives its parameter counts and is what its authors used before; other "
+    "readings give the same counts. These rows therefore differ in capsule size as well as in the routing.",
 )
 SHARING = PaperTable(
     number=6,
@@ -147,9 +147,9 @@ SHARING = PaperTable(
         _l("cifar10", 92.88, L, "no"),
     ),
     claim="sharing the vote weights helps T and hurts L.",
-    note="Capsules that share weights must be of one size, so L cannot keep its own: 16, 16 and 32 numbers at the "
-    "three scales, 32 in the middle and 64 for a class are one of several readings that give the paper's 7.9M. So L's "
-    "rows differ in the size of their capsules as well as in the sharing.",
+    note="Capsules that share weights must have the same size, so L cannot keep its own sizes. We use 16, 16 and "
+    "32 numbers at the three scales, 32 for middle capsules and 64 for a class, one of several readings that give the "
+    "paper's 7.9M parameters. L's rows therefore differ in capsule size as well as in the sharing.",
 )
 PATCHES = PaperTable(
     number=7,
@@ -164,7 +164,7 @@ PATCHES = PaperTable(
         Figure("mspcaps_l_p3", "cifar10", 93.30, "13.7M", (L, "3", "129")),
         _l("cifar10", 92.88, L, "4", "84"),
     ),
-    claim="patches of 4 are best for T, patches of 3 for L.",
+    claim="patch size 4 is best for T, 3 for L.",
 )
 
 MAIN: tuple[PaperTable, ...] = (SMALL, LARGE)

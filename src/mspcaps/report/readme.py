@@ -53,8 +53,8 @@ def accuracy(report: Report) -> str:
     figures = [f"{row.cells[2]} % with {TITLES[row.model]} (paper: {row.cells[0]})" for row in rows]
     seeds = " and ".join(str(n) for n in sorted({row.group.best.n for row in rows if row.group}))
     return (
-        f"{FIRST}: {' and '.join(figures)}, mean and deviation of the best test epochs of {seeds} seeds; the paper "
-        f"reports best epochs. {reached(report)}"
+        f"{FIRST}: {' and '.join(figures)}, as mean ± standard deviation over {seeds} seeds of the best test epoch, "
+        f"which is what the paper reports. {reached(report)}"
     )
 
 
@@ -67,7 +67,7 @@ def speed(benchmarks: Sequence[dict[str, Any]]) -> str:
         for result in trained
         if result["environment"]["device"] == device
     ]
-    return f"On one {device}, training is {' and '.join(ratios)} as fast as in eager fp32 PyTorch." if ratios else ""
+    return f"On one {device}, training is {' and '.join(ratios)} as fast as eager fp32 PyTorch." if ratios else ""
 
 
 def table(report: Report) -> list[str]:
@@ -75,7 +75,8 @@ def table(report: Report) -> list[str]:
     heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
     rows = [row_cells(row) for table in report.main for row in table.rows]
     provenances = sorted({line for table in report.main for line in table.provenances})
-    lines = [*grid(heads, rows, right=(2, 3, 4, 5)), "", notes(report)[0]]
+    accuracy, choices, *_ = (note.replace("](#", "](docs/results.md#") for note in notes(report))
+    lines = [*grid(heads, rows, right=(2, 3, 4, 5)), "", accuracy, "", choices]
     return [*lines, "", "Data: " + " ".join(provenances)] if provenances else lines
 
 

@@ -14,13 +14,16 @@ from mspcaps.report.paper import TITLES
 from mspcaps.report.runs import Run
 from mspcaps.report.tables import (
     HEADS,
-    INTERVAL,
+    HISTORY,
+    HISTORY_ANCHOR,
     NONE,
     NOT_TRAINED,
+    PREDICTION,
     Report,
     Row,
     Table,
     comparison,
+    history,
     notes,
     quoted_notes,
 )
@@ -28,11 +31,12 @@ from mspcaps.training.recipe import measured_on
 
 SHEET = Path(__file__).with_name("results.css")
 FIGURES = len(HEADS) - 2  # training time and command stand below them
-TITLE = "mspcaps · the paper's tables, trained again"
-OWN_TITLE = "mspcaps · the runs of this ledger"
+TITLE = "mspcaps · our runs and the paper's tables"
+OWN_TITLE = "mspcaps · the runs in this ledger"
 LEGEND = (
-    'A difference is <span class="good">green</span> or <span class="bad">red</span> where the paper\'s figure lies '
-    f"outside the {INTERVAL} of one more run of ours. Without colour it lies inside, or there is a single run."
+    '<b>Colour.</b> A difference is <span class="good">green</span> or <span class="bad">red</span> where the paper\'s '
+    f"figure lies outside the {PREDICTION} for one more run of ours. Without colour it lies inside, or there is a "
+    "single run."
 )
 
 
@@ -40,9 +44,9 @@ def render(report: Report) -> str:
     first, ablations, own = ("".join(map(section, part)) for part in (report.main, report.ablations, report.beyond))
     title, runs = OWN_TITLE if only_own(report) else TITLE, all_runs(report.runs)
     if only_own(report):
-        parts = [header(report), own, runs, reading(report), folded(first + ablations, report)]
+        parts = [header(report), own, past(report), runs, reading(report), folded(first + ablations, report)]
     else:
-        parts = [header(report), reading(report), first, short(report), ablations, own, runs]
+        parts = [header(report), reading(report), first, short(report), ablations, own, past(report), runs]
     body = "".join(parts)
     return skeleton(title, stylesheet(SHEET), body)
 
@@ -53,22 +57,22 @@ def header(report: Report) -> str:
         return f"{head}<h1>{escape(EMPTY)}</h1></header>"
     figures = f"<b>{len(report.trained)} of {len(report.paper_rows)}</b> figures of the paper trained"
     near, above, below = report.near_above_below
-    claim = f"{figures}: <b>{near}</b> met within half a point, {above} above, {below} below."
-    lead = "By the mean of our best epochs against the paper's best epoch."
+    claim = f"{figures}: <b>{near}</b> within half a point, {above} above, {below} below."
+    lead = "This compares the mean of our best epochs with the paper's best epoch."
     if only_own(report):
         runs = f"{len(report.runs)} {'run' if len(report.runs) == 1 else 'runs'}"
-        claim, lead = f"<b>{runs}</b> beyond the paper's tables.", "Those tables are folded away at the end."
+        claim, lead = f"<b>{runs}</b> beyond the paper's tables.", "Those tables are collapsed at the end of the page."
     short = in_short(groups_of(report.runs))
     concluded = f'<p class="lead">{prose(short)}</p>' if short else ""
     facts = [
         ("runs", f"{len(report.runs)}"),
-        ("training time in all", duration(sum(run.seconds for run in report.runs))),
+        ("total training time", duration(sum(run.seconds for run in report.runs))),
         ("devices", ", ".join(sorted({run.device for run in report.runs}))),
         ("precision", ", ".join(sorted({run.precision for run in report.runs if run.precision})) or NONE),
     ]
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return (
-        f'{head}<h1>{claim}</h1><p class="lead">{lead} What we lead with is the last epoch, which nobody chose.</p>'
+        f'{head}<h1>{claim}</h1><p class="lead">{lead} Our main figure is the last epoch, not a chosen one.</p>'
         f'{concluded}<dl class="facts">{shown}</dl></header>'
     )
 
@@ -90,15 +94,23 @@ def duration(seconds: float) -> str:
 
 
 def reading(report: Report) -> str:
-    first, best, *others = map(prose, notes(report))
-    items = "".join(f"<li>{note}</li>" for note in (first, best, LEGEND, *others))
+    accuracy, choices, best, *others = map(prose, notes(report))
+    items = "".join(f"<li>{note}</li>" for note in (accuracy, choices, best, LEGEND, *others))
     return f'<section class="reading"><h2>How to read this</h2><ul>{items}</ul></section>'
 
 
+def past(report: Report) -> str:
+    items = "".join(f"<li>{prose(one)}</li>" for one in history(report))
+    if not items:
+        return ""
+    return f'<section id="{HISTORY_ANCHOR}" class="reading"><h2>{HISTORY}</h2><ul>{items}</ul></section>'
+
+
 def prose(text: str) -> str:
-    """No line begins with a percent sign or with the rest of an option."""
+    """From the little Markdown of the notes. No line begins with a percent sign or with the rest of an option."""
     kept = re.sub(r"--\w+ \d", lambda found: f'<span class="keep">{found[0]}</span>', escape(text))
-    return kept.replace(" %", "&nbsp;%")
+    kept = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", re.sub(r"`(.+?)`", r"<code>\1</code>", kept))
+    return re.sub(r"\[([^]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', kept).replace(" %", "&nbsp;%")
 
 
 def section(table: Table) -> str:
@@ -185,7 +197,7 @@ def baselines(table: Table) -> str:
     )
     note = f'<p class="note under">{escape(" ".join(quoted_notes(table)))}</p>'
     return (
-        '<h3 class="beside">Beside the baselines of the paper</h3><div class="wide"><table class="plain"><thead><tr>'
+        '<h3 class="beside">Next to the paper\'s baselines</h3><div class="wide"><table class="plain"><thead><tr>'
         f"{head_cells(heads, 2)}</tr></thead><tbody>{body}</tbody></table></div>{note}"
     )
 
@@ -208,8 +220,8 @@ def curves(table: Table) -> str:
     opened = " open" if main else ""
     return (
         f"<details{opened}><summary>Curves</summary>"
-        '<p class="note">Thin lines are single seeds, the strong one is their mean. The first epochs lie below the '
-        f"picture of the accuracy.</p>{figures}</details>"
+        '<p class="note">Thin lines are single seeds, the thick one is their mean. The first epochs lie below the '
+        f"range of the accuracy plot.</p>{figures}</details>"
     )
 
 
@@ -246,6 +258,6 @@ def all_runs(runs: Sequence[Run]) -> str:
     titles = "".join(f'<th scope="col"{" class=num" if head in numbers else ""}>{escape(head)}</th>' for head in heads)
     return (
         '<section id="runs"><h2>All runs</h2><p class="note">Every entry of the ledger, with the commit it was trained '
-        'at and the beginning of the sha256 of its weights.</p><div class="wide"><table class="plain small"><thead><tr>'
+        'at and the first digits of its weights\' sha256.</p><div class="wide"><table class="plain small"><thead><tr>'
         f"{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"
     )

@@ -19,7 +19,10 @@ NOT_TRAINED = "not trained yet"
 NEAR = 0.5  # points
 FIRST = "paper+initial_scale=positions0.02"  # how the first runs of 300 epochs are called today
 NONE = "–"
-INTERVAL = f"{100 * CONFIDENCE:.0f} % interval"
+INTERVAL = f"{100 * CONFIDENCE:.0f} % CI"  # of a mean difference
+PREDICTION = f"{100 * CONFIDENCE:.0f} % prediction interval"
+HISTORY = "History of these runs"
+HISTORY_ANCHOR = "-".join(HISTORY.lower().split())
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
 
@@ -184,7 +187,7 @@ def in_brackets(difference: Difference) -> str:
     """Its interval within a sentence, with what it rests on."""
     if difference.margin is None:
         return ""
-    rests = ", if the single run spreads like the others" if difference.borrowed else ""
+    rests = ", assuming the single run has the spread of the others" if difference.borrowed else ""
     return f" ({INTERVAL} {between(difference)}{rests})"
 
 
@@ -202,7 +205,7 @@ def comparison(table: Table) -> tuple[tuple[str, ...], list[tuple[str, tuple[str
     """The paper's own layout, networks against data sets: heads, and rows with what kind each is, also as a cell."""
     source = table.source
     assert source is not None
-    heads = ("network", "figures", "parameters", *(facts(name).title for name in source.datasets))
+    heads = ("network", "source", "parameters", *(facts(name).title for name in source.datasets))
     rows = [
         ("quoted", (b.network, "quoted", b.params, *(b.accuracy[name].replace("-", NONE) for name in source.datasets)))
         for b in source.baselines
@@ -217,51 +220,56 @@ def comparison(table: Table) -> tuple[tuple[str, ...], list[tuple[str, tuple[str
     return heads, rows
 
 
-AFTER = ", after first runs had fallen short on its test images"
+AFTER = ", after our first runs had fallen short on its test images"
 BEFORE = (
-    "The runs named positions0.02 are from before positions started from N(0, 1).{reached} Those of 300 epochs with "
-    "seeds 0 and 1 on CIFAR-10 and FashionMNIST drew their initial weights from the random numbers of a neighbour: as "
-    "random, but not those of their seed. Seeds 0, 2 and 3 of the trials of the recipe as it is on CIFAR-10 were "
-    "trained before, too, with 50 times the positions of then: nearly N(0, 1), but other draws than their seed gives "
-    "today; seed 1 of then was exposed to an error of the engine and left out. The trials that name the commit 72d06fb "
-    "ran on what became c681256. Such entries say what they were called."
+    "The 300-epoch `positions0.02` runs with seeds 0 and 1 on CIFAR-10 and FashionMNIST drew their initial weights "
+    "from the random number sequence of a run trained alongside: just as random, but not the weights of their seed.",
+    "Seeds 0, 2 and 3 of the CIFAR-10 trials of the unchanged recipe also predate the change. They were trained with "
+    "50 times the initial positions of that time: nearly N(0, 1), but not the values that their seed gives today. The "
+    "seed 1 of that time was exposed to a bug in the training engine and left out; the one listed was trained later.",
+    "The trials listed with commit 72d06fb ran on the code that became c681256.",
+    "Entries that were renamed record their old name.",
 )
 
 
-def before(report: Report) -> list[str]:
+def history(report: Report) -> list[str]:
     """What became of the first runs, and what was changed after them; nothing in a ledger that does not have them."""
     if not any("positions0.02" in run.name for run in report.runs):
         return []
     rows = [row for table in report.beyond for row in table.rows if row.dataset == "cifar10"]
     first = next((row.group for row in rows if row.group and row.setting[-1] == FIRST), None)
-    reached = ""
+    told = "Runs named `positions0.02` were made before positions started from N(0, 1)."
     if first and (figure := paper.figure_of(first.first.model, "cifar10")):
-        reached = (
-            f" They came first. On the test images of CIFAR-10 their best epochs are {spread(first.best)}, the paper "
-            f"has {figure.accuracy:.2f}. Then other scales were tried on held-out images, told below, and of these the "
-            "one with the best mean was taken; smaller convolutions were tried later, and not taken."
+        told += (
+            f" They came first. On the test images of CIFAR-10 their best epochs reached {spread(first.best)}; the "
+            f"paper has {figure.accuracy:.2f}. Other initial scales were then tried on held-out images (see the "
+            "alternatives above), and of these the one with the best mean was adopted. Smaller convolutions were tried "
+            "later and not adopted."
         )
-    return [BEFORE.format(reached=reached)]
+    return [told, *BEFORE]
 
 
 def notes(report: Report) -> list[str]:
-    """What one must know to read the figures."""
+    """What one must know to read the figures, in Markdown; the first two are about every figure of ours."""
+    after = f"{AFTER} ([history](#{HISTORY_ANCHOR}))" if history(report) else ""
     return [
-        "Accuracy is the percentage of the whole test set. Ours is that of the last epoch, mean ± standard deviation "
-        "over n seeds; we chose no epoch and no seed on test data. The paper does not state over which capsules its "
-        "softmax runs, nor the scale that vote weights and positions start from: the first two were chosen by others "
-        "on test accuracies, the third by us on held-out training images of CIFAR-10 (N(0, 1))"
-        f"{AFTER if before(report) else ''}.",
-        "The paper reports the best epoch on the test set, which flatters. Our best epoch is given for comparison with "
-        "it, and the difference is taken between the two. The paper states no spread and no number of runs.",
-        f"A test set is a sample: {binomial(report)}. Smaller differences may not hold on another sample.",
-        "Parameters are counted from the model. Training is the wall time of one run with its evaluations, on average "
-        "over the seeds that had the GPU for themselves; shared is the time of runs side by side, which took longer.",
-        "The command trains seed 0; add --seed 1, --seed 2 for the others. On a GPU a seed does not fix the result: "
-        "sums are added in any order, and runs of one seed differ about as much as runs of two.",
-        "Not here yet: the paper's comparison under attack (its figure with FGSM and BIM); its baselines; and a plain "
-        "ResNet of the same size by the same recipe, which has only been timed.",
-        *before(report),
+        "**Accuracy** is the percentage of the whole test set that is classified correctly. Ours is that of the last "
+        "epoch, mean ± standard deviation over n seeds; we chose no epoch and no seed on test data.",
+        "**Choices left open.** The paper does not state over which capsules its softmax runs, nor the initial scale "
+        "of vote weights and positions. The first two were chosen by others on test accuracies, the third, N(0, 1), by "
+        f"us on held-out training images of CIFAR-10{after}.",
+        "**Best epoch.** The paper reports the best epoch on the test set, which is optimistic. We give our best epoch "
+        "for comparison; “best − paper” is the difference between the two. The paper states no spread and no number of "
+        "runs.",
+        f"**Sampling error.** A test set is a sample. {binomial(report)}. Smaller differences may not hold on another "
+        "sample.",
+        "**Parameters** are counted from the model. **Training** is the wall time of one run including its "
+        "evaluations, averaged over the seeds that had the GPU to themselves; “shared” means that all ran side by side "
+        "with other runs, which takes longer.",
+        "**Commands** train seed 0; add `--seed 1` or `--seed 2` for the others. On a GPU a seed does not determine "
+        "the result: sums are added in varying order, and runs of one seed differ about as much as runs of two seeds.",
+        "**Not included yet:** the paper's comparison under attack (its figure with FGSM and BIM), its baselines, and "
+        "a plain ResNet of similar size trained with the same recipe, which has only been timed.",
     ]
 
 
@@ -275,15 +283,15 @@ def binomial(report: Report) -> str:
         ]
         lowest, n = min(reached), facts(name).test  # the lowest has the largest error
         error = math.sqrt(lowest * (100 - lowest) / n)
-        said.append(f"{facts(name).title} with its {n:,} images ±{error:.2f} points at {lowest:.1f} %")
-    return "its binomial standard error is for " + ", ".join(said)
+        said.append(f"±{error:.2f} points for {facts(name).title} ({n:,} images, {lowest:.1f} %)")
+    return "The binomial standard error of an accuracy is " + ", ".join(said)
 
 
 def quoted_notes(table: Table) -> list[str]:
     assert table.source is not None
     daggers = [paper.DAGGER] if any("†" in baseline.network for baseline in table.source.baselines) else []
     return [
-        "Quoted is what the paper prints, not trained here; its own accuracies are best epochs.",
+        "“Quoted” figures are those the paper prints, not trained here; its own accuracies are best epochs.",
         paper.ASTERISK,
         *daggers,
         table.source.clash,
