@@ -330,9 +330,7 @@ def test_a_conclusion_can_fail(ledger):
         enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
     assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Does not hold; the opposite does.**")
-    assert claims(ledger)["What the routing itself is worth"][3].endswith(
-        "**Linear head (cross-entropy) is better.**"
-    )
+    assert claims(ledger)["What the routing itself is worth"][3].endswith("**Linear head (cross-entropy) is better.**")
     text = ablation_files(read_report(ledger))["ablations.md"]
     assert "| comparison | paper | here | 95 % CI | verdict |" in text
     pair = "T, shared weights vs. T, own weights"

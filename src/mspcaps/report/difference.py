@@ -47,7 +47,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.margin is not None and abs(self.gap) > self.margin
 
 

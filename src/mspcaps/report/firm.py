@@ -1,5 +1,5 @@
 """How firm the verdicts on the conclusions are: corrected for their number, with one spread for all models, and beside
-runs that were made again, which should not differ at all."""
+repeated runs, which should not differ at all."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -225,8 +225,8 @@ BEFORE = (
     "The 300-epoch `positions0.02` runs with seeds 0 and 1 on CIFAR-10 and FashionMNIST drew their initial weights "
     "from the random number sequence of a run trained alongside: just as random, but not the weights of their seed.",
     "Seeds 0, 2 and 3 of the CIFAR-10 trials of the unchanged recipe also predate the change. They were trained with "
-    "50 times the initial positions of that time: nearly N(0, 1), but not the values that their seed gives today. The "
-    "seed 1 of that time was exposed to a bug in the training engine and left out; the one listed was trained later.",
+    "50 times the initial positions of that time: nearly N(0, 1), but not the values that their seed gives today. Seed "
+    "1 of that time was exposed to a bug in the training engine and left out; the one listed was trained later.",
     "The trials listed with commit 72d06fb ran on the code that became c681256.",
     "Entries that were renamed record their old name.",
 )
