@@ -55,7 +55,7 @@ def header(report: Report) -> str:
     head = f'<header><p class="overline">{escape(OWN_TITLE if only_own(report) else TITLE)}</p>'
     if not report.runs:
         return f"{head}<h1>{escape(EMPTY)}</h1></header>"
-    figures = f"<b>{len(report.trained)} of {len(report.paper_rows)}</b> figures of the paper trained"
+    figures = f"<b>{len(report.trained)}</b> of the paper's {len(report.paper_rows)} MSPCaps figures trained"
     near, above, below = report.near_above_below
     claim = f"{figures}: <b>{near}</b> within half a point, {above} above, {below} below."
     lead = "This compares the mean of our best epochs with the paper's best epoch."
