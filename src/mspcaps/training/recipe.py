@@ -1,6 +1,7 @@
 """A recipe: everything that decides what a run computes. The defaults are the paper's."""
 
 import dataclasses
+import functools
 import hashlib
 import math
 import reprlib
@@ -213,8 +214,15 @@ def _short(value: Any) -> str:
     return str(value)
 
 
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
+    """Field -> type. Reading hints takes longer than all the rest of a recipe, and a report reads thousands."""
+    hints = typing.get_type_hints(kind)
+    return {entry.name: hints[entry.name] for entry in fields(kind)}
+
+
 def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
-    known = {entry.name: typing.get_type_hints(kind)[entry.name] for entry in fields(kind)}
+    known = _types(kind)
     for key, value in values.items():
         if key not in known:
             raise MspcapsError(_unknown(key, set(known), where))
