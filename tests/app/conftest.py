@@ -12,6 +12,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if importlib.util.find_spec("gradio") is None:
         pytest.skip("gradio is not installed: pip install 'mspcaps[app]'")
     folder = tmp_path_factory.mktemp("app")
-    running = start_server(folder, weights(folder / "grey.safetensors"))
+    files = weights(folder / "grey.safetensors"), weights(folder / "quick.safetensors", "mspcaps_t_scale8")
+    running = start_server(folder, *files)
     yield running
     running.stop()
