@@ -11,58 +11,60 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from mspcaps.data import Augmentation
 from mspcaps.models.layers import BatchNorm
+from mspcaps.training import Recipe, Trainer
 from mspcaps.training.distributed import SyncBatchNorm, synchronize_batchnorm
 
+RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "image_size": 16}
+
 SCRIPT = """
-import atexit, sys, torch
+import atexit, sys, threading, torch
 from pathlib import Path
-from mspcaps.data import Augmentation
+sys.path.insert(0, {tests!r})
+from test_distributed import RECIPE, first_step
 from mspcaps.training import Recipe, Trainer
 torch.set_num_threads(1)
 atexit.register(lambda: print("left open" if torch.distributed.is_initialized() else "closed"))  # the last to run
 data, out = sys.argv[1:]
-recipe = Recipe(data=data, epochs=2, batch_size=32, lr=1e-3, image_size=16, augment=Augmentation(2, True, 10.0))
-trainer = Trainer(recipe, torch.device("cpu"), out=Path(out), results=Path(out))
-trainer.plan.begin(0)
-loss, gradients = trainer.step.gradients()
-if trainer.world.leads:
-    statistics = {name: b.clone() for name, b in trainer.model.named_buffers() if "running" in name}
-    torch.save(([g.clone() for g in gradients], statistics), out + "/first.pt")
-trainer.run()
-"""
-
-STOPPED = """
-import sys, threading, torch
-from pathlib import Path
-from mspcaps.training import Recipe, Trainer
-torch.set_num_threads(1)
-data, out = sys.argv[1:]
-recipe = Recipe(data=data, epochs=2, batch_size=32, lr=1e-3, image_size=16)
-stop = threading.Event()
+first_step(data, out)
+cpu, recipe, stop = torch.device("cpu"), Recipe(data=data, name="stopped", **RECIPE), threading.Event()
 def tell(trainer):  # one process hears of it a step before the other
     if trainer.world.rank == 1 and trainer.steps_done == 1 and trainer.epoch == 0:
         stop.set()
-first = Trainer(recipe, torch.device("cpu"), out=Path(out, "a"), results=Path(out, "a"), listener=tell, stop=stop)
+first = Trainer(recipe, cpu, out=Path(out, "a"), results=Path(out, "a"), listener=tell, stop=stop)
 assert first.run() is None and first.steps_done == 1
-second = Trainer(recipe, torch.device("cpu"), out=Path(out, "a"), results=Path(out, "a")).run()
-whole = Trainer(recipe, torch.device("cpu"), out=Path(out, "b"), results=Path(out, "b")).run()
+second = Trainer(recipe, cpu, out=Path(out, "a"), results=Path(out, "a")).run()
+whole = Trainer(recipe, cpu, out=Path(out, "b"), results=Path(out, "b")).run()
 assert all(abs(a.loss - b.loss) < 1e-6 for a, b in zip(second.history, whole.history)), (second.history, whole.history)
-lonely = Trainer(recipe, torch.device("cpu"), out=Path(out, "c"), results=Path(out, "c"))
+lonely = Trainer(recipe, cpu, out=Path(out, "c"), results=Path(out, "c"))
 lonely.epoch = lonely.world.rank  # as if one process had seen no checkpoint
 lonely.resume = lambda: None
 try:
     lonely.run()
 except Exception as error:
-    print(f"refused: {error}")
+    print(f"refused: {{error}}")
 """
 
 
-def torchrun(processes: int, text: str, data: Path, out: Path) -> str:
+def first_step(data: str, out: str) -> None:
+    """Keep gradients and statistics of the first batch, then train to the end."""
+    recipe = Recipe(data=data, augment=Augmentation(2, True, 10.0), **RECIPE)  # type: ignore[arg-type]
+    trainer = Trainer(recipe, torch.device("cpu"), out=Path(out), results=Path(out))
+    trainer.plan.begin(0)
+    _, gradients = trainer.step.gradients()
+    if trainer.world.leads:
+        statistics = {name: b.clone() for name, b in trainer.model.named_buffers() if "running" in name}
+        torch.save(([g.clone() for g in gradients], statistics), f"{out}/first.pt")
+    trainer.run()
+
+
+def in_two_processes(data: Path, out: Path) -> str:
+    """What they said; to start them takes longer than all their work."""
     out.mkdir()
     script = out / "script.py"
-    script.write_text(text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
@@ -72,27 +74,30 @@ def torchrun(processes: int, text: str, data: Path, out: Path) -> str:
     return done.stdout
 
 
-def launch(processes: int, data: Path, out: Path) -> tuple[torch.Tensor, dict, dict]:
-    """-> gradients of the first batch, BatchNorm statistics after it, the ledger entry of the whole run."""
-    said = torchrun(processes, SCRIPT, data, out)
-    assert said.count("closed") == processes and "left open" not in said
-    (entry,) = out.rglob("*seed0.json")
+def found_in(out: Path) -> tuple[torch.Tensor, dict, dict, dict]:
+    """-> gradients of the first batch, BatchNorm statistics after it, the ledger entry and weights of the whole run."""
     (gradients,), statistics = torch.load(out / "first.pt", weights_only=True)
-    return gradients, statistics, json.loads(entry.read_text())
+    (entry,), (last,) = out.glob("bars/*/custom-seed0.json"), out.glob("bars/*/custom-seed0/last.safetensors")
+    return gradients, statistics, json.loads(entry.read_text()), load_file(last)
 
 
 @pytest.mark.timeout(240)
-def test_two_gloo_processes_equal_one(tiny_npz: Path, tmp_path: Path) -> None:
-    one, statistics_one, entry_one = launch(1, tiny_npz, tmp_path / "one")
-    two, statistics_two, entry_two = launch(2, tiny_npz, tmp_path / "two")
-    assert (one - two).abs().max() < 1e-6
+def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(tiny_npz: Path, tmp_path: Path) -> None:
+    """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
+    said = in_two_processes(tiny_npz, tmp_path / "two")
+    assert said.count("closed") == 2 and "left open" not in said
+    assert said.count("refused: the processes go on from different checkpoints: all must see one ") == 2
+    (tmp_path / "one").mkdir()
+    first_step(str(tiny_npz), str(tmp_path / "one"))
+    one, statistics_one, entry_one, last_one = found_in(tmp_path / "one")
+    both, statistics_two, entry_two, last_two = found_in(tmp_path / "two")
+    assert (one - both).abs().max() < 1e-6
     assert one.abs().max() > 1e-3
     torch.testing.assert_close(statistics_two, statistics_one, rtol=0, atol=1e-6)
     assert any((value - 1).abs().max() > 0.01 for name, value in statistics_one.items() if name.endswith("var"))
-    assert entry_two["processes"] == 2
+    assert (entry_one["processes"], entry_two["processes"]) == (1, 2)
     assert abs(entry_one["curve"]["loss"][0] - entry_two["curve"]["loss"][0]) < 1e-4
-    (a,), (b,) = ((tmp_path / which).rglob("last.safetensors") for which in ("one", "two"))
-    last = {name: (tensor, load_file(b)[name]) for name, tensor in load_file(a).items() if "running" in name}
+    last = {name: (tensor, last_two[name]) for name, tensor in last_one.items() if "running" in name}
     assert all(torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in last.values())
     assert any((left - 1).abs().max() > 0.1 for name, (left, _) in last.items() if name.endswith("var"))
 
@@ -120,10 +125,3 @@ def test_synchronised_batchnorm_is_batchnorm() -> None:
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     for name in ("running_mean", "running_var"):
         torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-6)
-
-
-@pytest.mark.timeout(240)
-def test_processes_stop_together_and_go_on_together(tiny_npz: Path, tmp_path: Path) -> None:
-    """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
-    said = torchrun(2, STOPPED, tiny_npz, tmp_path / "two")
-    assert said.count("refused: the processes go on from different checkpoints: all must see one ") == 2

@@ -122,48 +122,46 @@ from mspcaps.training import Trainer
 
 def work(folder):
     torch.set_num_threads(1)
-    Trainer(recipe_for({data!r}), CPU, out=Path(folder), results=Path(folder), save_every=0.0).run()
+    recipe = recipe_for({data!r}, model="mspcaps_t_scale16")
+    Trainer(recipe, CPU, out=folder, results=folder, save_every=0.0).run()
+
+def start(name):
+    child = fork.Process(target=work, args=(Path({place!r}, name),))
+    child.start()
+    return child
 
 if __name__ == "__main__":
     fork = multiprocessing.get_context("fork")  # the parent has computed nothing, so a fork is safe and quick
-    clean = fork.Process(target=work, args=({clean!r},))
-    begin = time.monotonic(); clean.start(); clean.join(); whole = time.monotonic() - begin
+    begin, clean = time.monotonic(), start("clean")
+    clean.join()
+    whole, dice, kills, run, ended = time.monotonic() - begin, random.Random({seed}), 0, 0, False
     assert clean.exitcode == 0
-    dice, kills = random.Random({seed}), 0
-    while kills < {kills}:
-        child = fork.Process(target=work, args=({killed!r},))
-        child.start()
+    while kills < 20 or not ended:
+        child = start(f"killed{{run}}")
         # most of a run passes between two kills, so that they fall all over it, writes included
-        child.join(dice.uniform(0.05, 0.5) * whole)
+        child.join(dice.uniform(0.05, 0.5) * whole if kills < 20 else None)
         if child.exitcode is None:
-            os.kill(child.pid, signal.SIGKILL); child.join(); kills += 1
-        else:
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            kills, ended = kills + 1, False
+        else:  # this run has come to its end
             assert child.exitcode == 0
-            break
-    child = fork.Process(target=work, args=({killed!r},)); child.start(); child.join()
-    assert child.exitcode == 0
-    print("kills", kills)
+            run, ended = run + 1, True
 """
 
 
 def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     """Twenty kills in all, over as many interrupted runs as that takes; every checkpoint interval is one step."""
-    kills, seed = 0, random.randrange(10**6)
-    while kills < 20:
-        clean, killed = tmp_path / "clean", tmp_path / f"killed{seed}"
-        shutil.rmtree(clean, ignore_errors=True)
-        script = KILLED.format(
-            tests=str(Path(__file__).parent), data=str(tiny_npz), clean=str(clean), killed=str(killed),
-            seed=seed, kills=20 - kills,
-        )  # fmt: skip
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-        assert done.returncode == 0, f"seed {seed}: {done.stderr}"
-        run = Path("bars/mspcaps_t/test-seed0")
+    seed = random.randrange(10**6)
+    script = KILLED.format(tests=str(Path(__file__).parent), data=str(tiny_npz), place=str(tmp_path), seed=seed)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+    run = Path("bars/mspcaps_t_scale16/test-seed0")
+    for killed in (interrupted := sorted(tmp_path.glob("killed*"))):
         for name in ("last.safetensors", "best.safetensors"):
-            assert equal_files(clean / run / name, killed / run / name), f"seed {seed}"
+            assert equal_files(tmp_path / "clean" / run / name, killed / run / name), f"seed {seed}"
         assert not list((killed / run).glob("checkpoint*"))
-        kills += int(done.stdout.split()[-1])
-        seed += 1
+    assert interrupted
 
 
 def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
