@@ -308,7 +308,7 @@ def test_ctrl_c_tells_how_to_resume(place):
 def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
     """It does not wait for runs that would take hours, and the same command goes on where they were."""
     draw(place / "pictures", count=40)
-    recipe = f'model = "mspcaps_t_scale16"\ndata = "{place / "pictures"}"\nimage_size = 16\nepochs = 20000\n'
+    recipe = f'model = "mspcaps_t_scale16"\ndata = "{place / "pictures"}"\nimage_size = 16\nepochs = 2000\n'
     (place / "long.toml").write_text(recipe + 'name = "long"\nbatch_size = 8\n')
     (place / "sweep.toml").write_text('[[runs]]\nrecipe = "long.toml"\n')
     source = Path(__file__).parents[2] / "src"

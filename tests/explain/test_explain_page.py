@@ -51,7 +51,7 @@ def weights(path: Path, name: str = "mspcaps_t", channels: int = 3) -> Path:
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
     [
-        ("mspcaps_t", 3, (32, 32)), ("mspcaps_t", 1, (32, 48)), ("mspcaps_t_p2", 3, (32, 32)),
+        ("mspcaps_t", 3, (32, 32)), ("mspcaps_t", 1, (32, 48)), ("mspcaps_t_p2", 3, (16, 16)),
         ("mspcaps_t_p3", 2, (32, 32)), ("mspcaps_t_scale16", 3, (48, 32)), ("mspcaps_t_scale32_16", 3, (32, 32)),
     ],
 )  # fmt: skip

@@ -17,7 +17,8 @@ NAMES = [
     "mspcaps_t_scale8", "mspcaps_t_scale32_16",
 ]  # fmt: skip
 SIZES = [("mspcaps_t", (32, 48)), ("mspcaps_t", (29, 21)), ("mspcaps_t_scale32_16", (16, 24))]
-CASES = [*((name, (32, 32)) for name in NAMES), *SIZES]
+# patches of 2 pixels are as many on an image of 16 as those of 4 on one of 32
+CASES = [*((name, (16, 16) if name == "mspcaps_t_p2" else (32, 32)) for name in NAMES), *SIZES]
 
 
 def trained(name: str, size: tuple[int, int] = (32, 32), classes: int = 5) -> torch.nn.Module:
