@@ -93,5 +93,6 @@ def test_its_layers_are_called_so_that_hooks_and_pruning_work():
     f = torch.randn(1, 2, 4, 4, dtype=torch.float64)
     before = module(f)
     assert seen == [(1, 4, 3)]
+    torch.testing.assert_close(before, loop(module, f), rtol=1e-7, atol=1e-8)
     prune.ln_structured(module.project, "weight", amount=1, n=2, dim=1)
     assert not torch.equal(module(f), before)

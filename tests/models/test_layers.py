@@ -86,3 +86,10 @@ def test_afterwards_every_module_is_in_its_own_mode_again():
         assert not any(module.training for module in model.modules())
         raise KeyboardInterrupt
     assert [module.training for module in model.modules()] == modes and len(set(modes)) == 2
+
+
+def test_images_are_normalised_per_channel_and_flat_ones_not_divided_by_zero():
+    x = torch.rand(2, 3, 4, 5)
+    y = Normalize([0.1, 0.2, 0.3], [0.5, 0.02, 0.0])(x)
+    for channel, (mean, std) in enumerate(((0.1, 0.5), (0.2, 0.02), (0.3, 1e-3))):
+        torch.testing.assert_close(y[:, channel], (x[:, channel] - mean) / std)

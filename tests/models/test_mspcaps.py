@@ -218,3 +218,18 @@ def test_the_linear_control_with_margin_loss_differs_in_nothing_else():
     scores = 1 / (1 + torch.exp(-plain(x)))
     torch.testing.assert_close(margin(x), scores)
     torch.testing.assert_close(margin.loss(margin(x), labels), margin_loss(scores, labels))
+
+
+@torch.no_grad()
+def test_the_linear_head_sees_patch_after_patch_with_all_its_channels():
+    """In the order of the capsules, which the kernels hand it too: weights trained one way answer the other."""
+    torch.manual_seed(0)
+    model, x = create_model("mspcaps_t_linear", img_size=(16, 32)).eval(), torch.rand(2, 3, 16, 32)
+    features = []
+    for maps in model.forward_features(x):
+        rows, columns = maps.shape[2] // 4, maps.shape[3] // 4
+        for row in range(rows):
+            for column in range(columns):
+                features.append(maps[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean((2, 3)))
+    expected = torch.cat(features, 1) @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)

@@ -101,3 +101,11 @@ def test_a_batch_keeps_its_variance_through_the_untrained_network():
     torch.manual_seed(0)
     logits = create_model("resnet20", num_classes=100)(torch.rand(8, 3, 32, 32))
     assert 0.1 < logits.std() < 10
+
+
+def test_convolutions_start_from_hes_normal_over_the_fan_out():
+    torch.manual_seed(0)
+    model = create_model("resnet18")
+    for conv in (model.blocks[2].first.conv, model.blocks[2].shortcut.conv):  # from 64 to 128 channels
+        fan_out = 128 * conv.weight[0, 0].numel()
+        assert conv.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.03)

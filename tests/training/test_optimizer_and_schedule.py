@@ -1,5 +1,6 @@
 """Our AdamW and our learning rate against PyTorch's."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -58,3 +59,9 @@ def test_learning_rate_equals_torchs_schedulers() -> None:
         assert abs(learning_rate(recipe, epoch) - optimizer.param_groups[0]["lr"]) < 1e-10, epoch
         optimizer.step()
         scheduler.step()
+
+
+def test_a_run_without_warm_up_begins_at_the_full_rate_and_falls_towards_the_least() -> None:
+    recipe = Recipe(epochs=4, warmup_epochs=0, lr=1.0, min_lr=0.2)
+    rates = [learning_rate(recipe, epoch) for epoch in range(4)]
+    assert rates == pytest.approx([1.0, 0.6 + 0.4 * 2**-0.5, 0.6, 0.6 - 0.4 * 2**-0.5])

@@ -81,3 +81,34 @@ def test_a_run_in_bf16_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path, monke
     resumed = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
     assert resumed.entry["precision"] == "bf16" and resumed.entry["curve"] == whole.entry["curve"]
     assert equal_files(whole.folder / "last.safetensors", resumed.folder / "last.safetensors")
+
+
+def test_a_lost_loss_does_not_replace_the_last_good_checkpoint(tiny_npz: Path, tmp_path: Path) -> None:
+    """On a GPU nobody looks at the loss between two checkpoints."""
+    trainer = Trainer(quick(tiny_npz), CPU, out=tmp_path, results=tmp_path)
+    assert trainer.run(deadline=0.0) is None
+    kept = (trainer.folder / CHECKPOINT).read_bytes()
+    trainer.step.loss_sum.fill_(float("nan"))
+    with pytest.raises(MspcapsError, match="all weights are finite, so it arose in the forward pass"):
+        trainer.save()
+    assert (trainer.folder / CHECKPOINT).read_bytes() == kept
+
+
+def test_every_step_is_taken_at_the_rate_of_its_epoch(tiny_npz: Path, tmp_path: Path) -> None:
+    """Half the rate, the rate, and half way down from it to the least."""
+    recipe = quick(tiny_npz, epochs=3, warmup_epochs=1, warmup_start=0.5, lr=2e-3, min_lr=1e-3)
+    rates: list[float] = []
+
+    def listener(trainer: Trainer) -> None:
+        if trainer.steps_done:
+            rates.append(float(trainer.optimizer.lr))
+
+    result = Trainer(recipe, CPU, out=tmp_path, results=tmp_path, listener=listener).run()
+    assert rates == pytest.approx([1e-3, 1e-3, 2e-3, 2e-3, 1.5e-3, 1.5e-3])
+    assert result is not None and [row.lr for row in result.history] == pytest.approx(rates[::2])
+
+
+def test_a_run_that_is_done_at_its_deadline_is_finished(tiny_npz: Path, tmp_path: Path) -> None:
+    result = Trainer(quick(tiny_npz, epochs=1), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
+    assert result is not None and (result.folder / "last.safetensors").is_file()
+    assert not (result.folder / CHECKPOINT).exists()

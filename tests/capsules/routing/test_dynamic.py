@@ -77,6 +77,7 @@ def test_couplings_sum_to_one_over_the_outputs():
 def test_one_iteration_differs_from_three():
     torch.manual_seed(0)
     three, u = DynamicRouting(6, 4, 3, 5), torch.randn(2, 6, 4)
+    assert three.iterations == 3, "as in the paper of dynamic routing"
     one = DynamicRouting(6, 4, 3, 5, iterations=1)
     one.load_state_dict(three.state_dict())
     assert (one(u) - three(u)).abs().max() > 1e-3
