@@ -112,3 +112,17 @@ def test_a_run_that_is_done_at_its_deadline_is_finished(tiny_npz: Path, tmp_path
     result = Trainer(quick(tiny_npz, epochs=1), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     assert result is not None and (result.folder / "last.safetensors").is_file()
     assert not (result.folder / CHECKPOINT).exists()
+
+
+def test_the_best_weights_of_an_earlier_sitting_are_kept(tiny_npz: Path, tmp_path: Path) -> None:
+    recipe = quick(tiny_npz, epochs=2)
+    first = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
+    first.evaluator.accuracy = lambda: 75.0  # type: ignore[method-assign]
+    assert first.run(deadline=0.0) is None
+    after_one = {name: tensor.clone() for name, tensor in first.weights().items()}
+    second = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
+    second.evaluator.accuracy = lambda: 50.0  # type: ignore[method-assign]
+    result = second.run()
+    assert result is not None and result.entry["accuracy"] == {"last": 50.0, "best": 75.0, "best_epoch": 1}
+    best = load_file(result.folder / "best.safetensors")
+    assert best.keys() == after_one.keys() and all(torch.equal(best[name], after_one[name]) for name in best)

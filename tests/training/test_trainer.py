@@ -478,6 +478,7 @@ def test_what_is_stored_are_the_fp32_weights(tiny_npz: Path, tmp_path: Path, mon
     for which in ("last", "best"):
         stored = load_file(result.folder / f"{which}.safetensors")
         assert {t.dtype for t in stored.values()} == {torch.float32}
+        assert all(torch.equal(tensor, stored[name]) for name, tensor in result.model.state_dict().items())
         assert not torch.equal(stored["routing.0.w2"], stored["routing.0.w2"].bfloat16().float())
 
 
