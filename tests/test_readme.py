@@ -6,8 +6,6 @@ Training runs by the README's own words but with fewer epochs; what needs the ne
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,9 +33,9 @@ def commands(program: str) -> list[list[str]]:
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MSPCAPS_DATA", str(tmp_path / "cache"))
-    for name in ("cat", "dog"):
+    for name, count in (("cat", 5), ("dog", 18)):  # enough for a batch, few of what is explained
         (tmp_path / "pictures" / name).mkdir(parents=True)
-        for i in range(12):
+        for i in range(count):
             Image.effect_noise((40, 36), 40 + i).convert("RGB").save(tmp_path / "pictures" / name / f"{i}.jpg")
     return tmp_path
 
@@ -83,16 +81,12 @@ def test_long_commands_parse(words, capsys):
         assert words[2] in DATA
 
 
-def test_python_runs_as_written(tmp_path, monkeypatch):
+def test_python_runs_as_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line]) <= 5
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch; torch.set_num_threads(1)\n{code}"],
-        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert 0 <= float(done.stdout) <= 100
+    exec(code, {})
+    assert 90 <= float(capsys.readouterr().out) <= 100, "FashionMNIST's weights on its first test images"
 
 
 def test_what_it_points_to_is_there():

@@ -145,3 +145,12 @@ def test_a_model_may_say_whether_its_scores_are_lengths(data):
 def test_a_model_without_a_loss_has_none(data):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
     assert math.isnan(evaluate(model, data).loss)
+
+
+def test_figures_are_those_of_the_weights_precision_also_where_training_rounds(data):
+    """Somebody evaluates within their training loop, whose autocast is on."""
+    torch.manual_seed(0)
+    model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
+    alone = evaluate(model, data).scores
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(evaluate(model, data).scores, alone)

@@ -1,5 +1,6 @@
 """`ship` on a small trained model: the file, its card, and everything that it refuses."""
 
+import contextlib
 import json
 
 import pytest
@@ -115,3 +116,19 @@ def test_data_of_ones_own_is_refused(run, tmp_path):
     own.write_text(json.dumps(json.loads(entry.read_text()) | {"dataset": "pictures"}))
     with pytest.raises(MspcapsError, match="is not in the catalog"):
         ship.ship(source, own, data, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "original", "refusal"),
+    [
+        (90.3, True, None),  # it may be better by chance
+        (89.96, True, None),
+        (89.94, True, "half precision costs 0.06 points"),
+        (90.19, False, None),
+        (90.21, False, "they are of another run"),
+        (89.79, False, "they are of another run"),
+    ],
+)
+def test_half_precision_may_gain_but_not_cost_and_a_copy_must_be_of_the_run(found, original, refusal, tmp_path):
+    with pytest.raises(MspcapsError, match=refusal) if refusal else contextlib.nullcontext():
+        ship.check_cost(found, 90.0, "the same in fp32", original, tmp_path / "entry.json")
