@@ -148,13 +148,16 @@ def test_int8(model, place, tmp_path, monkeypatch):
     made = export_model(model, "small.onnx", int8=True)  # by default what it was trained on
     assert made.metadata.precision == "int8" and made.agreement is not None
     file = onnx.load(made.path)
-    kinds = {tensor.name: tensor.data_type for tensor in file.graph.initializer}
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in file.graph.initializer}
     convolutions = [node for node in file.graph.node if node.op_type == "Conv"]
     makers = {name: node for node in file.graph.node for name in node.output}
     assert len(convolutions) == 4
     for node in convolutions:
         source = makers[node.input[1]]
-        assert source.op_type == "DequantizeLinear" and kinds[source.input[0]] == onnx.TensorProto.INT8
+        values, scales = (stored[name] for name in source.input[:2])
+        assert source.op_type == "DequantizeLinear" and values.dtype == np.int8
+        assert 60 <= np.abs(values.astype(int)).max() <= 64, "7 bits: products with 8 overflow where there is no VNNI"
+        assert scales.shape == values.shape[:1], "each channel has a range of its own"
     # the agreement is what onnxruntime says about the very file
     held_out = load_for(model, "pictures", "test")
     found = scores(made.path, held_out.images.float() / 255).argmax(1)

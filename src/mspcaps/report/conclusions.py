@@ -92,7 +92,7 @@ CLAIMS = (
 def groups_of(runs: Sequence[Run]) -> dict[str, Group]:
     """Our runs on CIFAR-10 by the paper's recipe, by the name of their model."""
     found = {}
-    groups = grouped([run for run in runs if not run.recipe["held_out"]])
+    groups = grouped(runs)
     for side in {side for claim in CLAIMS for side in claim.sides}:
         name = f"paper/cifar10/{side.model}"
         recipe = load_recipe(name if name in list_recipes() else f"controls/{side.model}")
