@@ -86,6 +86,8 @@ def test_draws_stay_in_their_range(crop: int, flip: bool, rotate: float, seed: i
 def test_every_image_has_its_own_draw_and_every_epoch_its_own_order() -> None:
     draws = epoch_draws(0, 0, 1000, Augmentation(4, True, 15))
     assert len(draws.unique(dim=0)) == 1000
+    other = epoch_draws(1, 0, 1000, Augmentation(4, True, 15))
+    assert (draws[:, 3] == other[:, 3]).sum() < 10, "another seed, other draws"
     assert sorted(epoch_order(0, 0, 50).tolist()) == list(range(50))
     orders = {tuple(epoch_order(seed, epoch, 50).tolist()) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9

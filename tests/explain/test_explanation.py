@@ -10,7 +10,9 @@ import mspcaps
 from mspcaps.capsules.routing.grouping import group_size
 from mspcaps.errors import MspcapsError
 from mspcaps.explain import Explanation, Node, explain, heat
+from mspcaps.explain.geometry import Scale
 from mspcaps.explain.heat import ORDERS, orders_of
+from mspcaps.explain.tree import strongest
 
 NAMES = [
     "mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_p3", "mspcaps_t_scale32", "mspcaps_t_scale16",
@@ -279,3 +281,14 @@ def test_the_name_is_callable_whatever_was_imported_first():
     import mspcaps.explain.page  # binds mspcaps.explain to the package where it was not used before
 
     assert isinstance(mspcaps.explain(trained("mspcaps_t_scale16"), torch.rand(1, 3, 32, 32)), Explanation)
+
+
+def test_a_cell_ends_where_the_image_does():
+    """29 x 21 pixels, patches of 16: the second row and column have 13 and 5 of them."""
+    assert Scale(16, (2, 2), (29, 21)).rect(3) == (16, 16, 29, 21)
+
+
+def test_the_strongest_patches_speak_for_the_class():
+    """One that speaks against it as loudly as any is not among them."""
+    nodes = [Node("patch", index, effect=effect) for index, effect in enumerate((1.0, -5.0, 3.0, 0.0))]
+    assert [node.index for node in strongest(nodes, 3)] == [2, 0, 3]

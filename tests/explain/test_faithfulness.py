@@ -20,6 +20,7 @@ from mspcaps.explain.faithfulness import (
     curve,
     maps_of,
     measure,
+    orders_of,
     ranks,
     summary,
 )
@@ -218,3 +219,27 @@ def test_docs_say_what_the_results_say():
     assert with_block(text, ROOT / "results" / "explain", str(page)) == text, "run docs/make_explain.py"
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).is_file(), target
+
+
+def test_the_maps_are_what_their_names_say():
+    """Three channels, whose slopes have different signs: their order with the absolute value matters."""
+    torch.manual_seed(0)
+    model = mspcaps.create_model("mspcaps_t_scale16", num_classes=3, img_size=16, mean=(0.4, 0.5, 0.6)).eval()
+    found = mspcaps.explain(model, torch.rand(2, 3, 16, 16))
+    labels = found.ranking[:, 0]
+    maps = maps_of(model, found, labels)
+    for i in range(2):
+        x = found.images[i : i + 1].clone().requires_grad_()
+        model(x)[0, labels[i]].backward()
+        slope, mean = x.grad[0], torch.tensor([0.4, 0.5, 0.6])
+        torch.testing.assert_close(maps["gradient"][i], sum(slope[c].abs() for c in range(3)))
+        products = sum((found.images[i, c] - mean[c]) * slope[c] for c in range(3))
+        torch.testing.assert_close(maps["input_gradient"][i], products.abs())
+        torch.testing.assert_close(maps["part_whole_second"][i], found.heat_map(int(found.ranking[i, 1]))[i])
+
+
+def test_every_batch_has_random_orders_of_its_own():
+    maps = {"part_whole": torch.rand(4, 16, 16)}
+    orders = [rank for offset in (0, 1) for name, rank in orders_of(maps, Setting(4), offset) if name == "random"]
+    assert len(orders) == 6 and all(rank.sort(1).values.tolist() == [list(range(16))] * 4 for rank in orders)
+    assert len({tuple(row.tolist()) for rank in orders for row in rank}) == 24
