@@ -292,3 +292,10 @@ def test_the_strongest_patches_speak_for_the_class():
     """One that speaks against it as loudly as any is not among them."""
     nodes = [Node("patch", index, effect=effect) for index, effect in enumerate((1.0, -5.0, 3.0, 0.0))]
     assert [node.index for node in strongest(nodes, 3)] == [2, 0, 3]
+
+
+@torch.no_grad()
+def test_a_model_in_training_is_explained_as_it_would_answer():
+    """By the statistics that it has learnt, not by those of the images that are asked about."""
+    model, x = trained("mspcaps_t_scale16", (16, 16)), torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(explain(model.train(), x).lengths, model.eval()(x))

@@ -10,7 +10,7 @@ from mspcaps.capsules import DynamicRouting
 from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model, register_model, registry
 from mspcaps.models.pretrained import load_model, save_weights
-from mspcaps.models.transfer import depends_on_classes, on_grid, transfer
+from mspcaps.models.transfer import depends_on_classes, differs_in_channels, on_grid, places, transfer
 
 TASK = {"num_classes": 5, "in_chans": 3, "img_size": (32, 32)}
 CLASSES = list("abcde")
@@ -193,3 +193,11 @@ def test_a_model_of_another_kind(tmp_path, monkeypatch):
     assert "routing.w" in done.fresh, "as many votes, but of other places"
     _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=3, img_size=(4, 6))
     assert done.fitted == {"0.weight": "1 to 3 channels"} and not done.fresh
+
+
+def test_the_same_shape_on_another_window_or_channel_means_something_else():
+    """15 x 16 pixels give windows of 1 x 2 fine capsules, 16 x 15 of 2 x 1: as many weights, of other places."""
+    wide, high = (places(create_model("mspcaps_t_unshared", img_size=size)) for size in ((15, 16), (16, 15)))
+    assert wide["routing.0.w1"] != high["routing.0.w1"] and wide["routing.0.w2"] == high["routing.0.w2"]
+    assert differs_in_channels((8, 4, 3, 3), (8, 3, 3, 3), 4, 3)
+    assert not differs_in_channels((8, 1, 3, 3), (8, 3, 3, 3), 4, 3), "a depthwise convolution, not one on the image"
