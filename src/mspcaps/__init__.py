@@ -56,7 +56,7 @@ def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> 
 
     known = set(known)
     for name in (option for option in options if option not in known):
-        hint = nearest(name, known, f"they are {', '.join(sorted(known))}.")
+        hint = nearest(name, known, f"the options are {', '.join(sorted(known))}.")
         raise MspcapsError(f"{what} has no option {name!r}: {hint}")
 
 
@@ -117,12 +117,14 @@ def create_model(
 
     if pretrained is True:
         shipped = ", ".join(shipped.partition(".")[2] for shipped in list_pretrained(f"{name}.*")) or "none"
-        raise MspcapsError(f"pretrained names the data set that {name} was trained on: {shipped}")
+        raise MspcapsError(
+            f"pretrained is True, but must name a data set that {name} has shipped weights for: {shipped}"
+        )
     path = find_weights(name, pretrained)
     trained = load_model(path)
     config = trained.config
     if config["name"] != name:
-        raise MspcapsError(f"{pretrained} holds a model whose name is {config['name']}, not {name}")
+        raise MspcapsError(f"{pretrained} holds weights of {config['name']}, not of {name}")
     if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
         config = {key: value for key, value in config.items() if key not in ("mean", "std")}
     with torch.device("meta"):  # checks what was given, and costs nothing

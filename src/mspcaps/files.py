@@ -48,7 +48,7 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def check_writable(folder: Path, refusal: str = "cannot write into") -> None:
+def check_writable(folder: Path, refusal: str = "cannot write to") -> None:
     """Makes the folder; refuses now what would be refused after the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise MspcapsError(f"cannot write into {folder}: {reason(error)}") from error
+        raise MspcapsError(f"cannot write to {folder}: {reason(error)}") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,5 +124,7 @@ def size_of(count: int) -> str:
 def around_marks(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
     """What stands before and after the two marks of a text; between them, marks included, a generated block goes."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise MspcapsError(f"{where} must hold {begin} and after it {end}, once, around what is to be written there")
+        raise MspcapsError(
+            f"{where} must hold {begin} and, after it, {end}, each once: what lies between them is replaced"
+        )
     return text[: text.index(begin)], text[text.index(end) + len(end) :]

@@ -170,7 +170,7 @@ def test_the_heat_maps_say_what_full_colour_is(shelf, model):
 def test_two_channels_are_refused(tmp_path):
     path = tmp_path / "two.safetensors"
     save_weights(path, mspcaps.create_model("mspcaps_t", in_chans=2))
-    with pytest.raises(MspcapsError, match="images of 2 channels"):
+    with pytest.raises(MspcapsError, match="images with 2 channels"):
         Shelf([path])
 
 

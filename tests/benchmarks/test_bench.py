@@ -280,7 +280,7 @@ def test_the_command(tmp_path, capsys):
         (["train", "--packed", "4"], r"on a GPU only"),
         (["train", "--model", "mspcaps_tt"], r"did you mean 'mspcaps_t'"),
         (["infer", "--batch-size", "0"], r"batch_size is 0"),
-        (["infer", "--scaling"], r"belong to `mspcaps bench train`"),
+        (["infer", "--scaling"], r"work with `mspcaps bench train` only"),
         (["infer", "--device", "abacus"], r"no device 'abacus'"),
     ],
 )
@@ -300,4 +300,4 @@ def test_a_folder_that_cannot_be_written_into_is_found_before_anything_is_measur
     (tmp_path / "file").write_text("")
     assert main(["bench", "infer", "--quick", "--results", str(tmp_path / "file")]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"error: cannot write into {tmp_path / 'file' / 'bench'}: ")
+    assert said.out == "" and said.err.startswith(f"error: cannot write to {tmp_path / 'file' / 'bench'}: ")

@@ -52,7 +52,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
 def test_a_file_that_is_no_measurement(tmp_path):
     (tmp_path / FILE).write_text("{}")
-    with pytest.raises(MspcapsError, match=r"int8\.json is not a measurement of docs/measure_int8\.py"):
+    with pytest.raises(MspcapsError, match=r"int8\.json was not written by docs/measure_int8\.py"):
         with_block(BEGIN + END, tmp_path, "page")
 
 

@@ -60,12 +60,12 @@ def one_class(here, patch):
     return ["models", "mspcaps_t", "--num-classes", 1]
 
 
-@case(r"disc\.safetensors holds weights of mspcaps_t_scale16, which mspcaps_t cannot begin from")
+@case(r"disc\.safetensors holds weights of mspcaps_t_scale16, which mspcaps_t cannot start from")
 def initial_weights_of_another_architecture(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--batch-size", 4, "--init", trained(here / "disc.safetensors")]
 
 
-@case(r"trained on 'cifra10' come with mspcaps: did you mean mspcaps_t\.cifar10")
+@case(r"mspcaps ships no weights of mspcaps_t trained on 'cifra10': did you mean mspcaps_t\.cifar10")
 def misspelt_initial_weights(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--batch-size", 4, "--init", "mspcaps_t.cifra10"]
 
@@ -190,14 +190,14 @@ def weights_missing(here, patch):
     return ["eval", "nowhere.safetensors"]
 
 
-@case(r"cut\.safetensors is not a whole safetensors file")
+@case(r"cut\.safetensors is not a complete safetensors file")
 def weights_truncated(here, patch):
     whole = trained(here / "whole.safetensors").read_bytes()
     (here / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
     return ["eval", "cut.safetensors"]
 
 
-@case(r"text\.safetensors is not a whole safetensors file")
+@case(r"text\.safetensors is not a complete safetensors file")
 def weights_not_safetensors(here, patch):
     (here / "text.safetensors").write_text("These are not weights, however long this sentence may go on.")
     return ["predict", "text.safetensors", "x.png"]
@@ -234,7 +234,7 @@ def data_of_other_classes(here, patch):
     return ["eval", trained(here / "model.safetensors"), "--data", here / "pictures"]
 
 
-@case(r"were trained on pictures, which is not here: name its place with --data")
+@case(r"were trained on pictures, which is not here: give its path with --data")
 def data_that_has_moved(here, patch):
     return ["eval", trained(here / "model.safetensors")]
 
@@ -278,7 +278,7 @@ def unknown_device(here, patch):
 RUN = "runs/pictures/mspcaps_t_scale16/custom+batch_size=4+epochs=1-seed0"
 
 
-@case(r"checkpoint\.safetensors is not a whole checkpoint")
+@case(r"checkpoint\.safetensors is not a complete checkpoint")
 def corrupt_checkpoint(here, patch):
     (here / RUN).mkdir(parents=True)
     (here / RUN / "checkpoint.safetensors").write_bytes(b"half of a checkpoint")
@@ -297,7 +297,7 @@ def empty_sweep(here, patch):
     return ["sweep", "sweep.toml"]
 
 
-@case(r"a time is written like 540s, 9m or 2h, not 'soon'")
+@case(r"--budget is 'soon', but must be a time such as 540s, 9m or 2h")
 def bad_budget(here, patch):
     (here / "sweep.toml").write_text('[[runs]]\nrecipe = "quickstart"\n')
     return ["sweep", "sweep.toml", "--budget", "soon"]
@@ -313,26 +313,26 @@ def empty_argument(here, patch):
     return ["train", "--data", draw(here / "pictures"), *TINY, "--out", ""]
 
 
-@case(r"pictures/mspcaps_t_scale16/.* lies among the classes of pictures: choose another folder with --out")
+@case(r"pictures/mspcaps_t_scale16/.* lies among the class folders of pictures: choose another folder with --out")
 def runs_among_the_pictures(here, patch):
     draw(here / "pictures")
     return ["train", "--data", "pictures", *TINY, "--out", "."]
 
 
-@case(r"lies among the classes of \.: choose another folder with --out")
+@case(r"lies among the class folders of \.: choose another folder with --out")
 def training_inside_the_pictures(here, patch):
     patch.chdir(draw(here / "pictures"))
     return ["train", "--data", ".", *TINY]
 
 
-@case(r"lies among the classes of .*: choose another folder with --results")
+@case(r"lies among the class folders of .*: choose another folder with --results")
 def ledger_among_the_pictures(here, patch):
     draw(here / "pictures" / "train")
     draw(here / "pictures" / "val")
     return ["train", "--data", here / "pictures", *TINY, "--results", here / "pictures" / "val"]
 
 
-@case(r"a path leads nowhere, write it out: Could not determine home directory")
+@case(r"a path cannot be resolved, write it in full: Could not determine home directory")
 def home_of_nobody(here, patch):
     return ["train", "--data", "~nobody-of-this-name/pictures", *TINY]
 
@@ -343,7 +343,7 @@ def link_to_itself(here, patch):
     return ["train", "--data", "loop", *TINY]
 
 
-@case(r"there is no home folder to keep data sets in: name a folder in MSPCAPS_DATA")
+@case(r"there is no home folder to keep data sets in: set MSPCAPS_DATA to a folder")
 def no_home(here, patch):
     def homeless(path: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -390,7 +390,7 @@ def file_in_place_of_a_folder(here, patch):
     return ["export", trained(here / "model.safetensors"), "plain/x.pt2"]
 
 
-@case(r"which is not here: name its place with --calibrate")
+@case(r"which is not here: give its path with --calibrate")
 def calibration_data_that_has_moved(here, patch):
     return ["export", trained(here / "model.safetensors"), "model.onnx", "--int8"]
 
@@ -416,8 +416,8 @@ def forbid(forbidden: Path, patch: pytest.MonkeyPatch) -> None:
 HEADERS = {
     "model": [({"name": 3}, "was not written by mspcaps"), ({"num_classes": "two"}, "the model has two"),
               ({"img_size": "big"}, r"changed\.safetensors: img_size is 'big'")],
-    "classes": [(["disc", "disc"], "two classes of its header have the same name")],
-    "recipe": [({"data": 3}, "the data in the recipe of its header is 3")],
+    "classes": [(["disc", "disc"], "two classes in its header have the same name")],
+    "recipe": [({"data": 3}, "the data of the recipe in its header is 3")],
 }  # fmt: skip
 
 
@@ -470,7 +470,7 @@ UNPARSED = {
     "train --epochs many": "--epochs takes a whole number, not 'many'",
     "train --batch_size=3.5": "--batch-size takes a whole number, not '3.5'",
     "train quickstart --lr 1e --epochs 3": "--lr takes a number, not '1e'",
-    "train --epochs": "--epochs takes a whole number, and none is given",
+    "train --epochs": "--epochs takes a whole number, but none is given",
     "train --epohcs 3": "mspcaps train has no option '--epohcs': did you mean '--epochs'?",
     "train --no-flip": "mspcaps train has no option '--no-flip': did you mean '--augment.flip'?",
     "train --rotate=3": "mspcaps train has no option '--rotate': did you mean '--augment.rotate'?",
@@ -483,11 +483,11 @@ UNPARSED = {
     "eval": "mspcaps eval needs WEIGHTS",
     "eval --dta x": "mspcaps eval has no option '--dta': did you mean '--data'?",
     "eval --pretraned x": "mspcaps eval has no option '--pretraned'",  # its help speaks of `models --pretrained`
-    "eval some extra": "mspcaps eval has no use for 'extra'",
+    "eval some extra": "mspcaps eval does not expect 'extra'",
     "eval some --split tset": "--split takes train, test or all, not 'tset': did you mean 'test'?",
     "export": "mspcaps export needs WEIGHTS and OUT",
     "data get": "mspcaps data get needs NAME",
-    "data get mnist --from": "--from takes a path, and none is given",
+    "data get mnist --from": "--from takes a path, but none is given",
     "data gte mnist": "there is no command 'gte': did you mean 'get'?",
     "trian": "there is no command 'trian': did you mean 'train'?",
     "fly": "there is no command 'fly'",
@@ -501,9 +501,7 @@ def test_arguments_that_do_not_parse(line, say):
     spoken = say(*line.split())
     assert (spoken.status, spoken.out) == (2, "")
     why = UNPARSED[line]
-    where = re.fullmatch(
-        rf"error: {re.escape(why)}{' ' if why[-1] == '?' else ': '}`(.*) --help` tells more\n", spoken.err
-    )
+    where = re.fullmatch(rf"error: {re.escape(why)}{' See' if why[-1] == '?' else ': see'} `(.*) --help`\n", spoken.err)
     assert where, spoken.err
     assert say(*where[1].split()[1:], "--help").status == 0
 

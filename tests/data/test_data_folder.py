@@ -196,7 +196,7 @@ def test_all_broken_pictures_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_size_that_no_memory_holds_does_not_blame_the_picture(tmp_path: Path) -> None:
     _save(tmp_path / "x.png", 0)
-    with pytest.raises(MspcapsError, match=r"x\.png: there is not enough memory for it in the size"):
+    with pytest.raises(MspcapsError, match=r"x\.png: there is not enough memory for it in the requested size"):
         read_picture(tmp_path / "x.png", (10**8, 10**8), 3)
 
 

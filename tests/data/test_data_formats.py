@@ -39,7 +39,7 @@ def test_idx_gives_back_what_was_written(shape: list[int], seed: int) -> None:
         (b"", "begins with nothing"),
         (b"\x00\x00\x0d\x01" + b"\0" * 8, "is not an IDX file of bytes: it begins with 00000d01"),
         (b"\x00\x00\x08\x03\x00", "cut off in its header"),
-        (struct.pack(">HBBI", 0, 8, 1, 5) + b"abc", "promises 5 values of shape (5,) but holds 3"),
+        (struct.pack(">HBBI", 0, 8, 1, 5) + b"abc", "declares 5 values of shape (5,) but holds 3"),
         (struct.pack(">HBBI", 0, 8, 1, 2) + b"abc", "but holds 3"),
     ],
 )

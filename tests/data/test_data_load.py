@@ -29,7 +29,7 @@ def test_catalog_is_complete_and_follows_the_recipe() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("cifar-10", "'cifar10'"), ("MNIST", "'mnist'"), ("svnh", "'svhn'"), ("imagenet", "known are mnist, ")],
+    [("cifar-10", "'cifar10'"), ("MNIST", "'mnist'"), ("svnh", "'svhn'"), ("imagenet", "the data sets are mnist, ")],
 )
 def test_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(MspcapsError, match=rf"^there is no data set, folder or \.npz file '{name}': .*{hint}"):
@@ -104,19 +104,22 @@ def test_npz_of_ones_own(tmp_path: Path) -> None:
         ),
         (
             {"x_train": np.zeros((2, 4, 4), np.uint8), "y_train": np.array(["cat", "dog"])},
-            "labels must be integers, not <U3: classes, labels = np.unique(labels, return_inverse=True) makes them",
+            "labels must be integers, not <U3: classes, labels = np.unique(labels, return_inverse=True) converts them",
         ),
         (
             {f"x_{part}": np.zeros((3, 4, 4), np.uint8) for part in ("train", "test")}
             | {"y_train": np.array([0, 1, 2]), "y_test": np.array([2, 7, 5])},
-            "x: the label 5 of y_test is a class that y_train does not have",
+            "x: y_test has the label 5, which y_train does not have",
         ),
         (
             {"images": np.zeros((3, 4, 4), np.uint8), "labels": np.array([0, 10, 20])},
             "x: labels run up to 20, but no training image has the label 1: number the classes from 0",
         ),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "2 images need 2 integer labels"),
-        ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
+        (
+            {"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)},
+            "x: the images are empty, their shape is (0, 1, 4, 4)",
+        ),
         (
             {"x_train": np.zeros((1, 4, 4), np.uint8), "y_train": np.array([2]), "classes": np.array(["a", "b"])},
             "there are 2 classes",
@@ -185,8 +188,8 @@ def test_sample_is_made_from_the_real_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": np.full((4, 8, 8), np.nan)}, "not float64, and some are not finite numbers$"),
-        ({"images": np.zeros((4, 0, 8), np.uint8)}, "holds no images, its shape is"),
+        ({"images": np.full((4, 8, 8), np.nan)}, "not float64, and some values are not finite$"),
+        ({"images": np.zeros((4, 0, 8), np.uint8)}, "the images are empty, their shape is"),
         ({"classes": np.array(["a", "a"])}, "two classes are called 'a'"),
     ],
 )

@@ -99,7 +99,7 @@ def test_other_weights_are_refused(run, tmp_path):
     with torch.no_grad():
         next(model.parameters()).normal_()
     save_weights(other, model, {name: t.half() for name, t in model.state_dict().items()}, **model.about)
-    with pytest.raises(MspcapsError, match="they are of another run"):
+    with pytest.raises(MspcapsError, match="they are from another run"):
         ship.ship(other, entry, data, folder=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["other.safetensors"]
 

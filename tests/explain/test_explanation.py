@@ -262,7 +262,7 @@ def test_the_model_is_left_as_it_was():
     ("name", "x", "sentence"),
     [
         ("mspcaps_t_dr", torch.rand(1, 3, 32, 32), "mspcaps_t_dr cannot be explained: explanations follow"),
-        ("resnet20", torch.rand(1, 3, 32, 32), "resnet20 cannot be explained: .* and it has none"),
+        ("resnet20", torch.rand(1, 3, 32, 32), "resnet20 cannot be explained: .*, which it does not have"),
         ("mspcaps_t", torch.rand(1, 1, 32, 32), "takes images of 3 x 32 x 32 .*not 1 x 32 x 32"),
         ("mspcaps_t", torch.rand(3, 32, 32), r"shape \[b, c, h, w\]"),
         ("mspcaps_t", torch.zeros(0, 3, 32, 32), "b at least 1"),

@@ -88,7 +88,7 @@ def test_refusals(tmp_path, monkeypatch):
         from_pretrained("./nowhere")
     with pytest.raises(MspcapsError, match=r"there is no weights file .*model\.safetensors"):
         from_pretrained(tmp_path)
-    with pytest.raises(MspcapsError, match=r"has no revision 'main'"):
+    with pytest.raises(MspcapsError, match=r"has no revisions: leave out revision='main'"):
         from_pretrained(tmp_path, revision="main")
     with pytest.raises(MspcapsError, match=r"a Linear does not say which images it takes"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path / "linear")
@@ -146,7 +146,7 @@ def test_over_the_wire(tmp_path):
         assert verdict == f"True {' '.join(CLASSES)}"
         assert "there is no folder someone/nothing" in missing and "404" in missing
         assert foreign == (
-            "someone/foreign on the Hugging Face hub holds no model.safetensors: mspcaps did not put it there"
+            "someone/foreign on the Hugging Face hub holds no model.safetensors: it was not uploaded by mspcaps"
         )
         assert hub.private == {"someone/shapes": True}
         held = hub.files["someone/shapes"]
@@ -171,5 +171,5 @@ def test_a_push_that_may_not(tmp_path):
     with local_hub() as hub:
         done = in_a_process(code, hub, tmp_path, HF_TOKEN="hf_of_nobody")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("cannot put the model into someone/else: ") and done.stdout.count("\n") == 1
+    assert done.stdout.startswith("cannot upload the model to someone/else: ") and done.stdout.count("\n") == 1
     assert hub.files == {}

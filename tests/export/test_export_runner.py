@@ -121,7 +121,7 @@ def test_the_command_needs_no_torch(place):
         (["nowhere.onnx", "x.png"], r"there is no file nowhere\.onnx"),
         (["text.onnx", "x.png"], r"text\.onnx is not a model that onnxruntime can read"),
         (["foreign.onnx", "x.png"], r"foreign\.onnx was not exported by mspcaps"),
-        (["model.onnx", "x.png", "--device", "cuda"], r"runs on the CPU, through onnxruntime: leave --device cuda out"),
+        (["model.onnx", "x.png", "--device", "cuda"], r"runs on the CPU, with onnxruntime: leave out --device cuda"),
         (["model.onnx", "x.png", "--top", "0"], r"top is 0, but must be at least 1"),
         (["model.onnx"], r"name at least one picture"),
     ],

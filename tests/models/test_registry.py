@@ -142,7 +142,7 @@ def test_a_name_that_is_taken_is_refused_but_a_definition_can_run_again(monkeypa
     def mspcaps_t(**task):
         return torch.nn.Flatten()
 
-    with pytest.raises(MspcapsError, match=r"a model mspcaps_t already, of mspcaps\.models\.mspcaps"):
+    with pytest.raises(MspcapsError, match=r"already a model mspcaps_t, in mspcaps\.models\.mspcaps"):
         register_model(mspcaps_t)
 
 

@@ -144,7 +144,7 @@ def test_one_weight_that_is_not_a_number_is_refused(value, tmp_path):
     save_weights(path := tmp_path / "w.safetensors", model)
     with pytest.raises(MspcapsError) as refusal:
         load_model(path)
-    assert str(refusal.value) == f"{path} holds weights that are not finite numbers"
+    assert str(refusal.value) == f"{path} holds weights that are not finite"
 
 
 @pytest.mark.parametrize("form", [True, False], ids=["zip", "before torch 1.6"])
@@ -162,12 +162,12 @@ def test_a_pytorch_file_is_told_from_a_broken_one_and_the_remedy_works(form, tmp
 
 def test_refusals_in_one_sentence(tmp_path):
     written(tmp_path / "w", "mspcaps_t_scale16")
-    with pytest.raises(MspcapsError, match="the file holds weights of mspcaps_t_scale16, which mspcaps_t cannot begin"):
+    with pytest.raises(MspcapsError, match="the file holds weights of mspcaps_t_scale16, which mspcaps_t cannot start"):
         begun(tmp_path / "w", CLASSES)
     with pytest.raises(MspcapsError, match="there is no weights file"):
         begun(tmp_path / "nothing", CLASSES)
     (tmp_path / "junk").write_bytes(b"junk")
-    with pytest.raises(MspcapsError, match="not a whole safetensors file"):
+    with pytest.raises(MspcapsError, match="not a complete safetensors file"):
         begun(tmp_path / "junk", CLASSES)
     model = create_model("mspcaps_t", **TASK)
     tensors = {**model.state_dict(), "routing.1.w2": torch.zeros(1)}

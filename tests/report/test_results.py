@@ -229,7 +229,7 @@ def test_an_empty_ledger(tmp_path):
 
 def test_files_of_others_are_not_replaced(ledger, tmp_path):
     (tmp_path / "speed.md").write_text("my own notes")
-    with pytest.raises(MspcapsError, match=r"speed\.md is not from `mspcaps report`, which would replace it"):
+    with pytest.raises(MspcapsError, match=r"speed\.md was not written by `mspcaps report`, which would overwrite it"):
         write_report(ledger, tmp_path / "out.md", tmp_path / "page.html")
     assert not (tmp_path / "out.md").exists() and (tmp_path / "speed.md").read_text() == "my own notes"
     write_report(ledger, tmp_path / "here" / "out.md", tmp_path / "page.html")

@@ -86,7 +86,7 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(tiny_npz: Path
     """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
     said = in_two_processes(tiny_npz, tmp_path / "two")
     assert said.count("closed") == 2 and "left open" not in said
-    assert said.count("refused: the processes go on from different checkpoints: all must see one ") == 2
+    assert said.count("refused: the processes resume from different checkpoints: all of them must see the same ") == 2
     (tmp_path / "one").mkdir()
     first_step(str(tiny_npz), str(tmp_path / "one"))
     one, statistics_one, entry_one, last_one = found_in(tmp_path / "one")

@@ -185,7 +185,7 @@ def test_one_class_is_refused_with_what_was_found(skewed: Path, tmp_path: Path) 
         load_images(recipe_for(tmp_path / "nest"), CPU)
     images = np.zeros((8, 16, 16), np.uint8)
     np.savez(tmp_path / "one.npz", images=images, labels=np.zeros(8, np.int64))
-    with pytest.raises(MspcapsError, match=r"one\.npz has one class, 0, and there is nothing to tell apart"):
+    with pytest.raises(MspcapsError, match=r"one\.npz has only one class, 0, but training needs at least two"):
         load_images(recipe_for(tmp_path / "one.npz"), CPU)
 
 
@@ -196,7 +196,7 @@ def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch:
         MspcapsError, match=r"augment\.crop is 16, which moves images of 16 x 16 .*: choose less than 16"
     ):
         resolve(recipe, train_set)
-    with pytest.raises(MspcapsError, match="does not divide among 3 processes: choose a batch_size of 9"):
+    with pytest.raises(MspcapsError, match="cannot be split among 3 processes: choose a batch_size of 9"):
         Plan(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
     monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
     with pytest.raises(MspcapsError, match=r"does not: choose a smaller image_size, or keep .* in a test folder"):

@@ -106,8 +106,8 @@ SOUND = '[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\n'
         ("", r"sweep\.toml must hold a list of \[\[runs\]\] and nothing else"),
         ("epochs = 3", r"must hold a list of \[\[runs\]\]"),
         (f"{SOUND}epochs = = 3", r"sweep\.toml is not a valid TOML file: .*line 3"),
-        (f"{SOUND}[[runs]]\nseeds = [1]", r"^run 2 of .*sweep\.toml: it does not name its recipe"),
-        ("runs = [1]", "run 1 of .* does not name its recipe"),
+        (f"{SOUND}[[runs]]\nseeds = [1]", r"^run 2 of .*sweep\.toml: it names no recipe: add one, such as recipe = "),
+        ("runs = [1]", "run 1 of .* names no recipe"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_tt"', "run 1 of .* did you mean 'paper/mnist/mspcaps_t'"),
         (f"{SOUND}epohcs = 1", "run 1 of .* has no 'epohcs': did you mean 'epochs'"),
         (f'{SOUND}model = "mspcaps_tt"', "run 1 of .* no model 'mspcaps_tt': did you mean 'mspcaps_t'"),
@@ -136,7 +136,7 @@ def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: s
         ({"image_size": 100_000_000}, "image_size is 100000000, but must lie between 1 and 2048"),
         ({"seed": 2**63}, "must be less than 2\\^63"),
         *(
-            ({"name": f"my{mark}run"}, "run' cannot be that of a folder everywhere: leave out")
+            ({"name": f"my{mark}run"}, "run' is not a valid folder name on every system: leave out")
             for mark in '/\\:*?"<>|\0'
         ),
         ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long for that of a folder: shorten it"),
@@ -174,7 +174,7 @@ def test_names_stay_short_and_say_whose_data_it_is() -> None:
 
 @pytest.mark.parametrize("name", ["mps", "meta", "gpu"])
 def test_devices_that_are_not_known(name: str) -> None:
-    with pytest.raises(MspcapsError, match=f"there is no device '{name}': cpu and cuda are known"):
+    with pytest.raises(MspcapsError, match=f"there is no device '{name}': use cpu or cuda"):
         choose_device(name)
 
 

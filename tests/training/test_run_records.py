@@ -40,7 +40,7 @@ def test_a_checkpoint_with_other_tensors_is_refused(stored: dict[str, torch.Tens
     save_checkpoint(path := tmp_path / CHECKPOINT, stored, {"epoch": 1})
     with pytest.raises(MspcapsError) as refusal:
         load_checkpoint(path, own)
-    assert str(refusal.value) == f"{path} belongs to another model; remove it to start the run anew"
+    assert str(refusal.value) == f"{path} belongs to another model; remove it to start the run over"
     assert not own["a"].any(), "nothing was taken over"
 
 

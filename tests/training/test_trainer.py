@@ -237,7 +237,9 @@ def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path
     holder += "with held(Path(sys.argv[1]), ''): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", holder, str(folder)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
-        with pytest.raises(MspcapsError, match=f"another process trains in {folder}: wait for it, or choose another"):
+        with pytest.raises(
+            MspcapsError, match=f"another process is training in {folder}: wait for it, or choose another"
+        ):
             train(recipe, "cpu", out=tmp_path, results=tmp_path)
         other.kill()
     assert train(recipe, "cpu", out=tmp_path, results=tmp_path).entry  # free again, though it was killed
@@ -309,7 +311,7 @@ def test_a_run_resumed_with_other_images_is_refused(tmp_path: Path) -> None:
     np.savez(data, x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
     Trainer(recipe_for(data), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     np.savez(data, x_train=images[:48], y_train=labels[:48], x_test=images[:20], y_test=labels[:20])
-    with pytest.raises(MspcapsError, match="written when there were 60 training images, and now there are 48"):
+    with pytest.raises(MspcapsError, match="written when there were 60 training images, but now there are 48"):
         train(recipe_for(data), "cpu", out=tmp_path, results=tmp_path)
 
 
@@ -351,7 +353,10 @@ def test_one_bad_checkpoint_does_not_end_a_sweep(tiny_npz: Path, tmp_path: Path)
 
 
 def test_nan_stops_the_run_with_a_sentence(tiny_npz: Path, tmp_path: Path) -> None:
-    with pytest.raises(MspcapsError, match=r"not a finite number in epoch 1, by step \d of 6: it arose in"):
+    with pytest.raises(
+        MspcapsError,
+        match=r"not a finite number in epoch 1, by step \d of 6: .* of the model is no longer finite; an lr below ",
+    ):
         train(recipe_for(tiny_npz, lr=1e30, warmup_epochs=0), "cpu", out=tmp_path, results=tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 
@@ -494,7 +499,7 @@ def test_images_that_fill_up_the_last_batch_do_not_count(monkeypatch: pytest.Mon
 
 def test_a_ledger_that_cannot_be_written_is_noticed_before_the_training(tiny_npz: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MspcapsError, match="the ledger cannot be written into"):
+    with pytest.raises(MspcapsError, match="cannot write the ledger to "):
         train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path / "file" / "x")
     assert not list(tmp_path.rglob("*.safetensors"))
 

@@ -155,7 +155,7 @@ def test_no_weights_at_all(tmp_path, monkeypatch, capsys):
     assert main(["models", "--pretrained"]) == 0
     assert "no weights come with this version" in capsys.readouterr().out
     assert main(["eval", "mspcaps_t.cifar10"]) == 2
-    assert "(none do yet): `mspcaps train paper/cifar10/mspcaps_t` makes them" in capsys.readouterr().err
+    assert "(it ships none yet): `mspcaps train paper/cifar10/mspcaps_t` makes them" in capsys.readouterr().err
     assert main(["eval", "nowhere"]) == 2
     assert "there is no weights file nowhere" in capsys.readouterr().err
 

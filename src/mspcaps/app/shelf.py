@@ -45,8 +45,8 @@ class Shelf:
             self._shipped[f"{card.model} · {set_title(card.dataset)}"] = card.name
         if not self.names:
             raise MspcapsError(
-                "there is no model to show: no weights come with this version of mspcaps, so name a .safetensors file "
-                "with --weights; `mspcaps quickstart` makes one and tells where it is"
+                "there is no model to show: this version of mspcaps ships no weights, so name a .safetensors file "
+                "with --weights; `mspcaps quickstart` makes one and prints its path"
             )
 
     @property
@@ -57,7 +57,7 @@ class Shelf:
         """In eval mode, on the device of the shelf."""
         with self._lock:
             if not isinstance(name, str) or name not in self.names:
-                raise MspcapsError(f"there is no model {repr(name)[:80]}; there are {', '.join(self.names)}")
+                raise MspcapsError(f"there is no model {repr(name)[:80]}; the models are {', '.join(self.names)}")
             if name not in self._models:
                 self._models[name] = self._checked(load_model(self._shipped[name]), name)
             return self._models[name]
@@ -78,7 +78,7 @@ class Shelf:
     def _checked(self, model: nn.Module, name: str) -> nn.Module:
         config = config_of(model)
         if config["in_chans"] not in (1, 3):
-            raise MspcapsError(f"{name} takes images of {config['in_chans']} channels, but pictures have 1 or 3")
+            raise MspcapsError(f"{name} takes images with {config['in_chans']} channels, but pictures have 1 or 3")
         return model.to(self.device).eval()
 
     def _free(self, title: str) -> str:

@@ -38,13 +38,13 @@ def picture_pixels(text: object, size: tuple[int, int], channels: int) -> np.nda
     if not isinstance(text, str) or not text:
         raise MspcapsError("there is no picture yet: pick, upload or draw one")
     if len(text) > TEXT_CHARS:
-        raise MspcapsError(f"the picture takes {len(text):,} characters as text, the limit is {TEXT_CHARS:,}")
+        raise MspcapsError(f"the picture has {len(text):,} characters as text, but the limit is {TEXT_CHARS:,}")
     if not text.startswith(PREFIX):
-        raise MspcapsError(f"the picture must be the text of a PNG that begins with {PREFIX}")
+        raise MspcapsError(f"the picture must be a PNG as text that begins with {PREFIX}")
     try:
         data = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise MspcapsError("the text of the picture is not base64") from error
+        raise MspcapsError("the text of the picture is not valid base64") from error
     with picture_file(data, TEXT_CHARS, TEXT_PIXELS) as path:
         return read_picture(path, size, channels)
 
@@ -58,7 +58,7 @@ def picture_file(data: bytes, most_bytes: int, most_pixels: int) -> Iterator[Pat
     if not data:
         raise MspcapsError("the picture is empty: it has no bytes")
     if len(data) > most_bytes:
-        raise MspcapsError(f"the picture has {len(data):,} bytes, the limit is {most_bytes:,}")
+        raise MspcapsError(f"the picture has {len(data):,} bytes, but the limit is {most_bytes:,}")
     with tempfile.TemporaryDirectory(prefix="mspcaps-app-") as folder:
         path = Path(folder) / "picture"
         path.write_bytes(data)
@@ -66,7 +66,7 @@ def picture_file(data: bytes, most_bytes: int, most_pixels: int) -> Iterator[Pat
             height, width = read_form(path)[0]
             if height * width > most_pixels:
                 raise MspcapsError(
-                    f"the picture has {width:,} x {height:,} pixels, the limit is {most_pixels:,} in all"
+                    f"the picture has {width:,} x {height:,} pixels, but the limit is {most_pixels:,} in total"
                 )
             yield path
         except MspcapsError as error:

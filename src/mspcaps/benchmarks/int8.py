@@ -100,7 +100,7 @@ def with_block(text: str, results: Path, where: str) -> str:
     try:
         lines = table(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise MspcapsError(f"{path} is not a measurement of docs/measure_int8.py: {error!r}") from error
+        raise MspcapsError(f"{path} was not written by docs/measure_int8.py: {error!r}") from error
     return before + BEGIN + lines + END + after
 
 

@@ -74,9 +74,9 @@ def check(device: torch.device, batch_size: int, packed: int | None) -> None:
     if batch_size < 2:
         raise MspcapsError(f"batch_size is {batch_size}, but BatchNorm needs at least 2 images in a batch")
     if packed is not None and packed < 2:
-        raise MspcapsError(f"packed is {packed}, but side by side needs at least 2 runs")
+        raise MspcapsError(f"packed is {packed}, but running side by side needs at least 2 runs")
     if packed and device.type != "cuda":
-        raise MspcapsError("runs are packed side by side on a GPU only: on a CPU one run uses all the cores")
+        raise MspcapsError("packed works on a GPU only: on a CPU a single run uses all the cores")
 
 
 def compare(

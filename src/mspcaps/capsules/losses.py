@@ -27,7 +27,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
     """Their range on the CPU only: a GPU would have to be waited for."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise MspcapsError(
-            f"labels are class numbers, one per image, not {labels.dtype} of shape {tuple(labels.shape)}"
+            f"labels must be class numbers, one per image, not {labels.dtype} of shape {tuple(labels.shape)}"
         )
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
         return

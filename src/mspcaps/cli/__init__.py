@@ -67,7 +67,7 @@ def main(args: list[str] | None = None) -> int:
         if isinstance(error, MemoryError) or lacks:
             return refuse("there is not enough memory for this: a smaller batch, image size or model may fit")
         if re.match("Could not determine home|Symlink loop", str(error)):  # pathlib's words
-            return refuse(f"a path leads nowhere, write it out: {error}")
+            return refuse(f"a path cannot be resolved, write it in full: {error}")
         raise
 
 
@@ -78,7 +78,7 @@ def run(args: list[str]) -> int:
         print(f"mspcaps {__version__}")
         return 0
     if "" in args:
-        raise MspcapsError("one of the arguments is empty: is a variable of the shell not set?")
+        raise MspcapsError("one of the arguments is empty: is a shell variable unset?")
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "List, fetch and verify data sets.", args[1:]
     if args and not args[0].startswith("-") and args[0] not in table:

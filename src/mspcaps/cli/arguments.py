@@ -18,7 +18,7 @@ ShowHelp = Callable[[], object]
 def refusal(why: str, program: str, name: str = "", known: Iterable[str] = ()) -> MspcapsError:
     """Why not, the nearest of the known names if one is misspelt, and where the help is."""
     hint = nearest(name, known, "")
-    return MspcapsError(f"{why}: {hint}{' ' if hint else ''}`{program} --help` tells more")
+    return MspcapsError(f"{why}: {hint} See `{program} --help`" if hint else f"{why}: see `{program} --help`")
 
 
 def in_a_sentence(program: str, args: Sequence[str], show_help: ShowHelp) -> contextlib.AbstractContextManager[object]:
@@ -50,7 +50,7 @@ def explained(event: Any, program: str, args: Sequence[str], show_help: ShowHelp
         case "BadValue" if argument.is_positional():
             return missing([argument], program, args, show_help)
         case "BadValue":
-            return refusal(f"{takes}, and none is given", program)
+            return refusal(f"{takes}, but none is given", program)
         case "InvalidChoice":
             return refusal(f"{takes}, not {event.value!r}", program, event.value, event.choices)
         case "InstantiationFailure" if argument:
@@ -69,7 +69,7 @@ def missing(arguments: Sequence[Any], program: str, args: Sequence[str], show_he
 
 def unknown(word: str, program: str, show_help: ShowHelp) -> MspcapsError:
     if not word.startswith("-"):
-        return refusal(f"{program} has no use for {word!r}", program)
+        return refusal(f"{program} does not expect {word!r}", program)
     flag, known = word.partition("=")[0], flags(show_help)
     group = next((name for name in known if name.endswith(f".{flag.lstrip('-')}")), flag)  # --flip: --augment.flip
     return refusal(f"{program} has no option {flag!r}", program, group, known)

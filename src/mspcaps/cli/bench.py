@@ -38,7 +38,7 @@ def bench(
     from mspcaps.training import choose_device
 
     if what == "infer" and (scaling or packed is not None):
-        raise MspcapsError("--scaling and --packed belong to `mspcaps bench train`")
+        raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
     chosen = choose_device(device)
     check_writable(results / "bench")  # now, not after minutes of measuring
     if what == "train":

@@ -199,7 +199,7 @@ def is_onnx(weights: str, device: str | None) -> bool:
     """Whether it is an exported file; that runs on the CPU only."""
     exported = weights.lower().endswith(".onnx")
     if exported and device not in (None, "cpu"):
-        raise MspcapsError(f"{weights} runs on the CPU, through onnxruntime: leave --device {device} out")
+        raise MspcapsError(f"{weights} runs on the CPU, with onnxruntime: leave out --device {device}")
     return exported
 
 

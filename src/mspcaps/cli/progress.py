@@ -52,7 +52,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise MspcapsError("--log-dir needs TensorBoard: install mspcaps with its extra, mspcaps[log]") from error
+            raise MspcapsError("--log-dir needs TensorBoard: pip install 'mspcaps[log]'") from error
         self.make, self.folder = SummaryWriter, folder
         self.writer: Any = None
         self.written = 0

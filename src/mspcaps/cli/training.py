@@ -271,5 +271,5 @@ def parse_duration(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise MspcapsError(f"a time is written like 540s, 9m or 2h, not {text!r}")
+        raise MspcapsError(f"--budget is {text!r}, but must be a time such as 540s, 9m or 2h")
     return seconds

@@ -116,7 +116,7 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
     train = found.get("train")
     if train:  # without it some classes may well be missing: the model that is tested knows them all
         if unknown := sorted(set(found.get("test", [])) - set(train)):
-            raise MspcapsError(f"{name}: the label {unknown[0]} of y_test is a class that y_train does not have")
+            raise MspcapsError(f"{name}: y_test has the label {unknown[0]}, which y_train does not have")
         if gaps := sorted(set(range(top)) - set(train)):
             raise MspcapsError(
                 f"{name}: labels run up to {top}, but no training image has the label {gaps[0]}: number the classes "

@@ -27,7 +27,7 @@ def read_gzip(path: Path, limit: int = LIMIT) -> bytes:
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
     if len(content) > limit:
-        raise MspcapsError(f"{path} holds more than {limit} bytes when unpacked, which no known data set does")
+        raise MspcapsError(f"{path} unpacks to more than {limit} bytes, more than any known data set")
     return content
 
 

@@ -46,7 +46,7 @@ def cache_root() -> Path:
     try:
         return (Path(base) if base else Path("~/.cache").expanduser()) / "mspcaps"
     except RuntimeError as error:  # a user whom the system does not know, as in a container
-        raise MspcapsError("there is no home folder to keep data sets in: name a folder in MSPCAPS_DATA") from error
+        raise MspcapsError("there is no home folder to keep data sets in: set MSPCAPS_DATA to a folder") from error
 
 
 def cache_path(name: str) -> Path:
@@ -94,7 +94,7 @@ def verify(name: str) -> str:
     known = next((v.sha256 for v in entry.variants if v.provenance == about["provenance"]), None)
     if known is None:
         raise MspcapsError(
-            f"{cache_path(name)} is of a kind unknown to this version; run `mspcaps data get {name}` again"
+            f"{cache_path(name)} has a format that this version does not know; run `mspcaps data get {name}` again"
         )
     for array in ARRAYS:
         # the official SVHN has no known sha256 of its arrays: there the sums noted right after the md5 check serve
@@ -114,7 +114,7 @@ def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: 
     known = [variant.sha256 for variant in entry.variants if variant.sha256]
     wrong = [name for name in ARRAYS if all(sums[name] != found[name] for sums in known)]
     raise MspcapsError(
-        f"{where} is not {entry.title} as published: {', '.join(wrong or ARRAYS)} differ from the known sha256"
+        f"{where} is not {entry.title} as published: the sha256 differs for {', '.join(wrong or ARRAYS)}"
     )
 
 
@@ -129,7 +129,7 @@ def temporary_folder() -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=_FETCHING, dir=root, ignore_cleanup_errors=True)
     except OSError as error:
-        raise MspcapsError(f"cannot write in the cache folder {root}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot write to the cache folder {root}: {error.strerror or error}") from error
     with folder as name:
         yield Path(name)
 
@@ -144,7 +144,7 @@ def _about(name: str) -> dict[str, Any]:
         return {"provenance": about["provenance"], "sha256": about["sha256"]}
     except (ValueError, KeyError, TypeError) as error:
         raise MspcapsError(
-            f"{cache_path(name)} is damaged: it does not say where it comes from; fetch it again"
+            f"{cache_path(name)} is damaged: it does not say where its data came from; fetch it again"
         ) from error
 
 

@@ -26,11 +26,11 @@ class Augmentation:
     def __post_init__(self) -> None:
         for name in ("crop", "rotate"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise MspcapsError(
-                    f"augment.{name} is {getattr(self, name)}, but must be a number that is not negative"
-                )
+                raise MspcapsError(f"augment.{name} is {getattr(self, name)}, but must be a non-negative number")
         if self.rotate > 180:
-            raise MspcapsError(f"augment.rotate is {self.rotate}, but must be at most 180: that is every direction")
+            raise MspcapsError(
+                f"augment.rotate is {self.rotate}, but must be at most 180, which covers every direction"
+            )
 
 
 @dataclass(frozen=True)
@@ -271,5 +271,5 @@ def facts(name: str) -> Facts:
     """The facts of a data set of the catalog."""
     if name in CATALOG:
         return CATALOG[name]
-    hint = nearest(name.lower().replace("-", ""), CATALOG, f"known are {', '.join(CATALOG)}.")
+    hint = nearest(name.lower().replace("-", ""), CATALOG, f"the data sets are {', '.join(CATALOG)}.")
     raise MspcapsError(f"there is no data set, folder or .npz file {name!r}: {hint}")

@@ -64,7 +64,9 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         try:
             images = torch.empty(len(self), self.channels, *self.size, dtype=torch.uint8)
         except RuntimeError as error:
-            raise MspcapsError(f"{self.name} needs {self.estimated_bytes} bytes, more than there is memory") from error
+            raise MspcapsError(
+                f"{self.name} needs {self.estimated_bytes} bytes, but there is less memory: choose a smaller image size"
+            ) from error
 
         def read(index: int) -> None:
             images[index] = self[index][0]
@@ -144,7 +146,7 @@ def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = Non
     chosen = {"train": train, "test": test, "all": train + test}[split]
     if not chosen:
         missing = (
-            f"there is no folder {root / 'test'}, nor one called {', '.join(TEST_FOLDERS[1:])}"
+            f"there is no folder {root / 'test'} (or {', '.join(TEST_FOLDERS[1:])})"
             if (root / "train").is_dir()
             else "each class needs at least two"
         )
@@ -208,7 +210,7 @@ def _test_folder(root: Path) -> Path | None:
     """test, or else the one that is called validation in some way."""
     found = [name for name in TEST_FOLDERS if (root / name).is_dir()]
     if len(found) > 1 and found[0] != "test":
-        raise MspcapsError(f"{root} has both {found[0]} and {found[1]}: rename the one to test on to test")
+        raise MspcapsError(f"{root} has both {found[0]} and {found[1]}: rename the one to test on to 'test'")
     return root / found[0] if found else None
 
 
@@ -219,11 +221,11 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
         raise _unreadable(folder, error) from error
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
-            raise MspcapsError(f"{item} is a link back to {item.resolve()}, which holds it")
+            raise MspcapsError(f"{item} is a link back to {item.resolve()}, which contains it: remove the link")
         if readable(item.name) != item.name:
             raise MspcapsError(f"the name of the class folder {str(item)!a} is not UTF-8: rename it")
     if not folders:
-        raise MspcapsError(f"{folder} holds no class folders; pictures belong into {folder}/CLASS/")
+        raise MspcapsError(f"{folder} holds no class folders; put the pictures into {folder}/CLASS/")
     return tuple(item.name for item in folders)
 
 

@@ -51,7 +51,7 @@ def parse_idx(content: bytes, name: str) -> np.ndarray:
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != math.prod(shape):
         raise MspcapsError(
-            f"{name} promises {math.prod(shape)} values of shape {shape} but holds {len(content) - start}"
+            f"{name} declares {math.prod(shape)} values of shape {shape} but holds {len(content) - start}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -65,7 +65,7 @@ def parse_cifar_batch(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
     labels = records[:, 0]
     if labels.max() > 9:
-        raise MspcapsError(f"{name} holds the label {labels.max()}, CIFAR-10 has labels 0 to 9")
+        raise MspcapsError(f"{name} holds the label {labels.max()}, but CIFAR-10 has labels 0 to 9")
     return records[:, 1:].reshape(-1, 3, 32, 32), labels
 
 
@@ -94,7 +94,7 @@ def layout_of(shape: tuple[int, ...], name: str) -> str:
         raise MspcapsError(f"{name}: images need 3 or 4 axes (NHW, NHWC or NCHW), not shape {shape}")
     if shape[1] == shape[3] != 1:
         raise MspcapsError(
-            f"{name}: shape {shape} may be NHWC or NCHW; store it so that the channels are the shortest axis"
+            f"{name}: shape {shape} could be NHWC or NCHW; store the images so that the channels are the shortest axis"
         )
     return "NCHW" if shape[1] <= shape[3] else "NHWC"
 
@@ -114,7 +114,7 @@ def _as_uint8(images: np.ndarray) -> str:
     if images.dtype.kind not in "bfiu" or not images.size or images.min() < 0:
         return ""
     if not np.isfinite(images).all():
-        return ", and some are not finite numbers"
+        return ", and some values are not finite"
     top = images.max()
     if images.dtype.kind in "bf" and top <= 1:
         return ": store (images * 255).astype('uint8')"
@@ -128,7 +128,7 @@ def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
     if labels.dtype.kind not in "iu":
         raise MspcapsError(
             f"{name}: labels must be integers, not {labels.dtype}: classes, labels = np.unique(labels, "
-            "return_inverse=True) makes them, and the names of the classes to store beside them"
+            "return_inverse=True) converts them and gives the class names to store beside them"
         )
     if labels.shape != (count,):
         raise MspcapsError(f"{name}: {count} images need {count} integer labels, not {labels.dtype} {labels.shape}")
@@ -179,7 +179,7 @@ def _read_mosaics(folder: Path, parts: list[dict[str, Any]], shape: tuple[int, .
     """The tiles of all parts, [N, H, W] or [N, H, W, C] as the manifest has it."""
     (n, h, w), c = shape[:3], (shape[3] if len(shape) == 4 else 1)
     if c not in (1, 3) or min(shape) < 1 or sum(part["images"] for part in parts) != n:
-        raise MspcapsError(f"{folder / 'manifest.json'} promises shape {shape}, which its parts cannot hold")
+        raise MspcapsError(f"{folder / 'manifest.json'} declares shape {shape}, which its parts cannot hold")
     tiles = []
     for part in parts:
         path = _inside(folder, part["file"])

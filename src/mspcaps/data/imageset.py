@@ -27,17 +27,20 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def __post_init__(self) -> None:
         if odd := [given for given in (self.images, self.labels) if not isinstance(given, Tensor)]:
             raise MspcapsError(
-                f"{self.name}: images and labels must be tensors, not {type(odd[0]).__name__}: torch.from_numpy makes "
-                "one of an array"
+                f"{self.name}: images and labels must be tensors, not {type(odd[0]).__name__}: use "
+                "torch.from_numpy for arrays"
             )
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise MspcapsError(
                 f"{self.name}: images must be uint8 [N, C, H, W], not {self.images.dtype} {tuple(self.images.shape)}"
             )
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            raise MspcapsError(f"{self.name}: {len(self.images)} images need {len(self.images)} int64 labels")
+            raise MspcapsError(
+                f"{self.name}: {len(self.images)} images need {len(self.images)} int64 labels, not "
+                f"{self.labels.dtype} {tuple(self.labels.shape)}"
+            )
         if 0 in self.images.shape:
-            raise MspcapsError(f"{self.name}: the set holds no images, its shape is {tuple(self.images.shape)}")
+            raise MspcapsError(f"{self.name}: the images are empty, their shape is {tuple(self.images.shape)}")
         if len({*self.classes}) < len(self.classes):
             twice = Counter(self.classes).most_common(1)[0][0]
             raise MspcapsError(f"{self.name}: two classes are called {twice!r}")
@@ -71,7 +74,10 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def split(self, held_out: int) -> tuple["ImageSet", "ImageSet"]:
         """-> (the rest, `held_out` images). The held-out images are random but always the same."""
         if not 0 < held_out < len(self):
-            raise MspcapsError(f"held_out is {held_out}, but {self.name} has {len(self):,} images to hold out from")
+            raise MspcapsError(
+                f"held_out is {held_out}, but must lie between 1 and {len(self) - 1:,}: {self.name} has "
+                f"{len(self):,} images"
+            )
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).to(self.images.device)
         return self.subset(order[held_out:].sort().values), self.subset(order[:held_out].sort().values)
 

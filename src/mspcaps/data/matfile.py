@@ -48,7 +48,7 @@ def parse_svhn(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise MspcapsError(f"{name} holds no SVHN digits: X must be uint8 [H, W, 3, N] and y [N, 1]")
     labels = y.reshape(-1)
     if not np.isin(labels, range(1, 11)).all():
-        raise MspcapsError(f"{name}: the labels of SVHN are 1 to 10, these run from {labels.min()} to {labels.max()}")
+        raise MspcapsError(f"{name}: labels run from {labels.min()} to {labels.max()}, but those of SVHN are 1 to 10")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), (labels % 10).astype(np.uint8)
 
 
@@ -95,5 +95,5 @@ def _array(data: memoryview, endian: str) -> tuple[str, np.ndarray] | None:
         raise ValueError(f"array {name} stores its values as type {kind}")
     stored = np.frombuffer(values, np.dtype(endian + _STORED[kind]))
     if min(shape) < 0 or stored.size != math.prod(shape):
-        raise ValueError(f"array {name} promises shape {shape} but holds {stored.size} values")
+        raise ValueError(f"array {name} declares shape {shape} but holds {stored.size} values")
     return name, stored.astype(dtype, copy=False).reshape(shape, order="F")

@@ -52,8 +52,8 @@ def get(name: str, report: Report = lambda line: None, progress: Progress = lamb
             report(f"{source}: fetched, checksums verified, stored as {path}")
             return path
     raise MspcapsError(
-        f"could not get {entry.title} from {' nor from '.join(failures)}; "
-        f"bring its files by other means and run `mspcaps data get {name} --from FOLDER`"
+        f"could not get {entry.title} from {' or from '.join(failures)}; "
+        f"get its files some other way and run `mspcaps data get {name} --from FOLDER`"
     )
 
 
@@ -102,7 +102,7 @@ def _download_once(address: str, target: Path, progress: Progress) -> None:
         while block := answer.read(1 << 18):
             done += len(block)
             if done > LIMIT:
-                raise MspcapsError(f"{target.name}: the server sends more than {LIMIT} bytes")
+                raise MspcapsError(f"{target.name}: the server sent more than {LIMIT} bytes")
             file.write(block)
             progress(target.name, done, total)
     if total is not None and done != total:
@@ -135,7 +135,7 @@ _CLIENTS: dict[str, Callable[[str, Path], None]] = {"npm": _npm, "apt-get": _apt
 def _the_file(folder: Path, pattern: str) -> Path:
     files = sorted(folder.glob(pattern))
     if not files:
-        raise MspcapsError(f"the client left no {pattern} file")
+        raise MspcapsError(f"the client wrote no {pattern} file")
     return files[0]
 
 
@@ -169,7 +169,7 @@ def _run_client(command: list[str], folder: Path) -> None:
 def _why(error: BaseException) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, socket.gaierror):
-        return "the name of the server is not known on this network"
+        return "the server's name cannot be resolved on this network"
     if isinstance(cause, TimeoutError):
         return f"no answer within {TIMEOUT:.0f} s"
     if isinstance(cause, OSError) and cause.strerror:

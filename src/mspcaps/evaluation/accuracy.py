@@ -76,8 +76,8 @@ def evaluate(
         data = data.resident()
     if not isinstance(data, ImageSet):
         raise MspcapsError(
-            f"evaluate takes what load_dataset gives, or the name of a data set, not {type(data).__name__}: "
-            "ImageSet(images, labels, classes, name) holds images of your own"
+            f"evaluate takes a data set from load_dataset, or its name, not {type(data).__name__}: "
+            "wrap your own images in ImageSet(images, labels, classes, name)"
         )
     inner = unwrapped(model)
     check_fit(inner, data)
@@ -115,7 +115,7 @@ def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Prog
             batch = images[start : start + batch_size].to(device)
             scores.append(model((batch.float() / 255).to(dtype)).float().cpu())
             if not torch.isfinite(scores[-1]).all():  # the likeliest class of such scores would be an accident
-                raise MspcapsError("the model gives scores that are not finite numbers: its weights are damaged")
+                raise MspcapsError("the model's scores are not finite: its weights are damaged")
             if progress:
                 progress(min(start + batch_size, len(images)), len(images))
     return torch.cat(scores)
@@ -148,11 +148,11 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
             f"{data.name} has {data.channels} x {data.size[0]} x {data.size[1]}: evaluate(model, NAME) resizes them"
         )
     if len(data.classes) != config["num_classes"]:
-        raise MspcapsError(f"{name} knows {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
+        raise MspcapsError(f"{name} has {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
     known = class_names(model) if getattr(model, "about", {}).get("classes") else data.classes
     if known != data.classes:
         wrong = next(i for i, pair in enumerate(zip(known, data.classes, strict=True)) if len(set(pair)) > 1)
         raise MspcapsError(
             f"class {wrong} is {known[wrong]!r} for the model and {data.classes[wrong]!r} in {data.name}: "
-            "evaluation.load_for numbers the classes as the model does"
+            "load it with evaluation.load_for, which numbers the classes as the model does"
         )

@@ -31,7 +31,7 @@ def load_for(
             raise MspcapsError(f"the weights do not say which data they were trained on: name a data set with {option}")
         if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
             raise MspcapsError(
-                f"the weights were trained on {name_or_path}, which is not here: name its place with {option}"
+                f"the weights were trained on {name_or_path}, which is not here: give its path with {option}"
             )
     if is_picture_folder(name_or_path):
         # the folder of test pictures may be all grey where the training pictures were not
@@ -47,6 +47,8 @@ def renumbered(data: ImageSet, classes: list[str] | None) -> ImageSet:
     if classes is None or tuple(classes) == data.classes:
         return data
     if unknown := [name for name in data.classes if name not in classes]:
-        raise MspcapsError(f"{data.name} has a class {unknown[0]!r} that the model does not know: {', '.join(classes)}")
+        raise MspcapsError(
+            f"{data.name} has a class {unknown[0]!r} that the model does not know: it knows {', '.join(classes)}"
+        )
     table = torch.tensor([classes.index(name) for name in data.classes])
     return replace(data, labels=table[data.labels], classes=tuple(classes))

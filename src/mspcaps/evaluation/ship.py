@@ -66,11 +66,11 @@ def ship(
 def check_run(weights: Path, model: Model, ledger_entry: Path, entry: dict[str, Any]) -> bool:
     """Whether the file is the very one that the ledger knows; a copy in half precision is let pass, nothing else."""
     if model.about.get("recipe") != entry["recipe"]:
-        raise MspcapsError(f"{weights} was not trained by the recipe of {ledger_entry}")
+        raise MspcapsError(f"{weights} was not trained with the recipe in {ledger_entry}")
     if sha256_of(weights) == entry["weights_sha256"]:
         return True
     if torch.float16 not in dtypes(weights):
-        raise MspcapsError(f"{weights} is not the file that {ledger_entry} tells of: its sha256 differs")
+        raise MspcapsError(f"{weights} is not the file that {ledger_entry} describes: its sha256 differs")
     return False
 
 
@@ -83,23 +83,25 @@ def dtypes(weights: Path) -> set[torch.dtype]:
 def check_test_set(data: ImageSet, entry: dict[str, Any]) -> None:
     dataset = entry["dataset"]
     if dataset not in CATALOG:
-        raise MspcapsError(f"{dataset} is not in the catalog: only weights of data that everyone can get are shipped")
+        raise MspcapsError(
+            f"{dataset} is not in the catalog: only weights trained on data that anyone can get are shipped"
+        )
     if data.name != dataset or len(data) != facts(dataset).test:
         raise MspcapsError(
-            f"the accuracy on a card is that of the whole test set of {dataset}, {facts(dataset).test:,} images, "
-            f"not of {len(data):,} of {data.name}"
+            f"the accuracy on a card must be that of the whole test set of {dataset}, {facts(dataset).test:,} images, "
+            f"not of {len(data):,} images of {data.name}"
         )
 
 
 def check_cost(found: float, reference: float, reference_of: str, original: bool, ledger_entry: Path) -> None:
     if not original and abs(found - reference) > SAME_RUN:
         raise MspcapsError(
-            f"these weights reach {found:.2f} %, but {ledger_entry} says {reference:.2f} %: they are of another run"
+            f"these weights reach {found:.2f} %, but {ledger_entry} says {reference:.2f} %: they are from another run"
         )
     if reference - found >= MAY_COST:
         raise MspcapsError(
             f"half precision costs {reference - found:.2f} points ({found:.2f} % instead of {reference:.2f} %, "
-            f"{reference_of}), but may cost less than {MAY_COST} only: nothing was written"
+            f"{reference_of}), but must cost less than {MAY_COST}: nothing was written"
         )
 
 

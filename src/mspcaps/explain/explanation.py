@@ -134,11 +134,11 @@ def explainable(model: nn.Module) -> MSPCaps:
     name = config["name"] if isinstance(config, dict) else type(model).__name__
     if not isinstance(model, MSPCaps):
         raise MspcapsError(
-            f"{name} cannot be explained: explanations follow the cross-agreement routing of MSPCaps, and it has none"
+            f"{name} cannot be explained: explanations follow cross-agreement routing, which it does not have"
         )
     if not len(model.routing) or any(type(routing) is not CrossAgreementRouting for routing in model.routing):
         raise MspcapsError(
-            f"{name} cannot be explained: explanations follow cross-agreement routing, as in mspcaps_t, and it has "
+            f"{name} cannot be explained: explanations follow cross-agreement routing, as in mspcaps_t, but it has "
             "something else in its place"
         )
     return model
@@ -155,5 +155,5 @@ def checked(model: MSPCaps, x: Tensor) -> Tensor:
         got = " x ".join(str(side) for side in x.shape[1:])
         raise MspcapsError(f"{config['name']} takes images of {wanted} (channels, height, width), not {got}")
     if not (bool((x >= 0).all()) and bool((x <= 1).all())):  # also refuses what is not a number
-        raise MspcapsError("images must hold numbers in [0, 1]; some of these are outside or not numbers")
+        raise MspcapsError("images must hold numbers in [0, 1], but some are outside this range or NaN")
     return x

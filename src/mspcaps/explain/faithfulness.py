@@ -56,7 +56,7 @@ class Setting:
         if self.fill == "mean":
             return mean.expand_as(x)
         if self.fill != "blur":
-            raise MspcapsError(f"fill is mean or blur, not {self.fill!r}")
+            raise MspcapsError(f"fill must be mean or blur, not {self.fill!r}")
         for _ in range(3):  # three box filters are close to a Gaussian, here with a deviation of 7 pixels
             x = F.avg_pool2d(F.pad(x, (6, 6, 6, 6), mode="reflect"), 13, 1)
         return x

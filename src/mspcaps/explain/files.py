@@ -40,7 +40,7 @@ def write_pages(
     model = explainable(model)
     config = config_of(model)
     if config["in_chans"] not in (1, 3):
-        raise MspcapsError(f"the model takes images of {config['in_chans']} channels, but pictures have 1 or 3")
+        raise MspcapsError(f"the model takes images with {config['in_chans']} channels, but pictures have 1 or 3")
     for item in picture_files(paths):
         try:
             if item.error is not None:

@@ -47,11 +47,11 @@ def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> 
     """
     folder = Path(name_or_folder).expanduser()
     if folder.is_file() or str(name_or_folder) in list_pretrained():
-        raise MspcapsError(f"{name_or_folder} is not a folder but weights: load_model takes them")
+        raise MspcapsError(f"{name_or_folder} is not a folder but weights: use load_model")
     if not folder.is_dir():
         folder = fetched(str(name_or_folder), revision)
     elif revision is not None:
-        raise MspcapsError(f"{folder} is a folder, which has no revision {revision!r}: leave it out")
+        raise MspcapsError(f"{folder} is a local folder, which has no revisions: leave out revision={revision!r}")
     model = load_model(folder / WEIGHTS)
     check_config(model, folder / CONFIG)
     return model
@@ -70,7 +70,7 @@ def push_to_hub(model: nn.Module, repo_id: str, private: bool = False, licence: 
             address = hub.create_repo(repo_id, private=private, exist_ok=True)
             hub.upload_folder(repo_id=repo_id, folder_path=place, commit_message=f"Model of mspcaps {__version__}")
         except Exception as error:  # of the network or of the hub: they have no common base
-            raise MspcapsError(f"cannot put the model into {repo_id}: {first_line(error)}") from error
+            raise MspcapsError(f"cannot upload the model to {repo_id}: {first_line(error)}") from error
     return str(address)
 
 
@@ -82,16 +82,16 @@ def fetched(repo_id: str, revision: str | None) -> Path:
         place = hub.snapshot_download(repo_id, revision=revision, allow_patterns=[WEIGHTS, CONFIG])
     except Exception as error:  # of the network or of the hub: they have no common base
         raise MspcapsError(
-            f"there is no folder {repo_id}, and the Hugging Face hub does not give it: {first_line(error)}"
+            f"there is no folder {repo_id}, and it cannot be downloaded from the Hugging Face hub: {first_line(error)}"
         ) from error
     if not (Path(place) / WEIGHTS).is_file():
-        raise MspcapsError(f"{repo_id} on the Hugging Face hub holds no {WEIGHTS}: mspcaps did not put it there")
+        raise MspcapsError(f"{repo_id} on the Hugging Face hub holds no {WEIGHTS}: it was not uploaded by mspcaps")
     return Path(place)
 
 
 def check_name(repo_id: str) -> None:
     if not REPOSITORY.fullmatch(repo_id):
-        raise MspcapsError(f"{repo_id} is neither a folder nor a repository OWNER/NAME of the Hugging Face hub")
+        raise MspcapsError(f"{repo_id} is neither a folder nor a repository OWNER/NAME on the Hugging Face hub")
 
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def check_config(model: nn.Module, path: Path) -> None:
         said = json.loads(path.read_text(encoding="utf-8"))
         said = {key: said[key] for key in ("architecture", "num_classes", "in_chans", "img_size")}
     except (ValueError, KeyError, TypeError) as error:
-        raise MspcapsError(f"{path} is not the configuration of a model of mspcaps: {error!r}") from error
+        raise MspcapsError(f"{path} is not the configuration of an mspcaps model: {error!r}") from error
     for key, value in said.items():
         if value != (held := facts_of(model)[key]):
-            raise MspcapsError(f"{path} says that {key} is {value}, but {WEIGHTS} beside it holds a model with {held}")
+            raise MspcapsError(f"{path} says that {key} is {value}, but the model in {WEIGHTS} beside it has {held}")
 
 
 def shipped_card(model: nn.Module) -> Card | None:

@@ -58,7 +58,7 @@ class Metadata:
             )
         except (KeyError, ValueError, TypeError) as error:
             raise MspcapsError(
-                f"{path} was not exported by mspcaps: its metadata does not tell classes and image size"
+                f"{path} was not exported by mspcaps: its metadata lacks the classes and the image size"
             ) from error
 
 
@@ -69,4 +69,6 @@ def required(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise MspcapsError(f"this needs {error.name}, which is not here: pip install 'mspcaps[{extra}]'") from error
+        raise MspcapsError(
+            f"this needs {error.name}, which is not installed: pip install 'mspcaps[{extra}]'"
+        ) from error

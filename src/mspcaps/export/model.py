@@ -83,11 +83,13 @@ def load_onnx(path: str | Path) -> Model:
 def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
     """What can be refused at once is, before the model is looked at."""
     if path.suffix not in SUFFIXES:
-        raise MspcapsError(f"{path} does not say which format: a name that ends in .onnx or .pt2 does")
+        raise MspcapsError(f"{path} does not say which format to write: choose a name that ends in .onnx or .pt2")
     if int8 and path.suffix != ".onnx":
-        raise MspcapsError(f"int8 is made for ONNX only: name the file {path.stem}.onnx instead of {path.name}")
+        raise MspcapsError(f"int8 is available for ONNX only: name the file {path.stem}.onnx instead of {path.name}")
     if calibrate is not None and not int8:
-        raise MspcapsError(f"calibration images ({calibrate}) are for int8 only: ask for int8 too, or leave them out")
+        raise MspcapsError(
+            f"calibration images ({calibrate}) are used for int8 only: request int8 as well, or leave them out"
+        )
     if path.is_dir():
         raise MspcapsError(f"cannot write {path}: it is a folder")
     if path.suffix == ".onnx":
@@ -118,8 +120,8 @@ def check_parity(model: nn.Module, about: Metadata, run: Callable[[np.ndarray], 
         allowed = TOLERANCE * max(1.0, float(np.abs(expected).max()))
         if not largest <= allowed:  # also when it is not a number
             raise MspcapsError(
-                f"the exported {about.model} differs from PyTorch by {largest:.1e} at batch {batch}, but may by "
-                f"{allowed:.0e} only: nothing was written"
+                f"the exported {about.model} differs from PyTorch by {largest:.1e} at batch {batch}, more than the "
+                f"{allowed:.0e} allowed: nothing was written"
             )
         differences[batch] = largest
     return differences

@@ -20,7 +20,7 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
         if kind not in KINDS:
             raise MspcapsError(f"initial_scale has no {kind!r}: the kinds are {', '.join(KINDS)}")
         if type(factor) not in (int, float) or not 0 <= factor < float("inf"):
-            raise MspcapsError(f"initial_scale of {kind} is {factor!r}, but must be a number that is not negative")
+            raise MspcapsError(f"initial_scale of {kind} is {factor!r}, but must be a non-negative number")
         found = [
             p
             for place, module in model.named_modules()

@@ -14,7 +14,7 @@ from mspcaps.errors import MspcapsError
 def check_floating(x: Tensor) -> None:
     """Bytes would be taken for numbers in [0, 1] without a word."""
     if not isinstance(x, Tensor):
-        raise MspcapsError(f"images must be a tensor, not {type(x).__name__}: torch.from_numpy makes one of an array")
+        raise MspcapsError(f"images must be a tensor, not {type(x).__name__}: use torch.from_numpy for arrays")
     if not x.is_floating_point():
         raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
 

@@ -21,13 +21,13 @@ OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that te
 def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **about: Any) -> None:
     """Write the model's state (or `tensors` in its place) with its configuration and whatever else `about` says."""
     if taken := about.keys() & {"model", "format"}:
-        raise MspcapsError(f"what a model is about cannot be called {min(taken)!r}: the file says that by itself")
+        raise MspcapsError(f"model.about cannot have the key {min(taken)!r}: the file stores that itself")
     tensors = model.state_dict() if tensors is None else tensors
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         header = {key: json.dumps(value) for key, value in {"model": config_of(model), **about}.items()}
     except (TypeError, ValueError) as error:
-        raise MspcapsError(f"what a model is about must be text, numbers, lists and tables: {error}") from error
+        raise MspcapsError(f"model.about can hold text, numbers, lists and dictionaries only: {error}") from error
     write_atomically(path, in_order(save(tensors, metadata=header)))
 
 
@@ -56,8 +56,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     config = getattr(unwrapped(model), "config", None)
     if not isinstance(config, dict):
         raise MspcapsError(
-            f"a {type(model).__name__} does not say which images it takes: this needs a model of create_model or "
-            "load_model"
+            f"a {type(model).__name__} does not say which images it takes: use a model from create_model or load_model"
         )
     return config
 
@@ -86,7 +85,9 @@ def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
     own = model.state_dict()
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
-        raise MspcapsError(f"{path} does not fit the model: {odd[0]} and {len(odd) - 1} more differ")
+        raise MspcapsError(
+            f"{path} does not fit the model: {odd[0]} and {len(odd) - 1} more tensors are in one but not in the other"
+        )
     for name, tensor in tensors.items():
         if own[name].shape != tensor.shape:
             raise MspcapsError(
@@ -116,18 +117,18 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             header = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise MspcapsError(f"{path} is not a whole safetensors file: {error}") from error
+        raise MspcapsError(f"{path} is not a complete safetensors file: {error}") from error
     config = header.get("model")
     if not isinstance(config, dict) or not isinstance(config.get("name"), str):
         raise MspcapsError(f"{path} was not written by mspcaps: its header names no model")
     if unknown := config.keys() - inspect.signature(create_model).parameters.keys():
-        raise MspcapsError(f"{path} needs a newer mspcaps: the model has a {sorted(unknown)[0]!r}")
+        raise MspcapsError(f"{path} needs a newer mspcaps: its model has the unknown setting {sorted(unknown)[0]!r}")
     if config["name"] not in list_models():
         hint = nearest(config["name"], list_models(), "import the code that does.")
-        raise MspcapsError(f"{path} holds a {config['name']}, which no code that was imported registers: {hint}")
+        raise MspcapsError(f"{path} holds a {config['name']}, which no imported code registers: {hint}")
     check_header(header, path)
     if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
-        raise MspcapsError(f"{path} holds weights that are not finite numbers")
+        raise MspcapsError(f"{path} holds weights that are not finite")
     return header, tensors
 
 
@@ -142,21 +143,23 @@ def check_header(header: dict[str, Any], path: Path) -> None:
     """Names of classes and recipe are shown and looked up everywhere: a file put together by hand may have others."""
     classes, recipe, count = header.get("classes"), header.get("recipe"), header["model"].get("num_classes")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise MspcapsError(f"{path}: the classes of its header are not a list of names")
+        raise MspcapsError(f"{path}: the classes in its header are not a list of names")
     if classes is not None and len({*classes}) < len(classes):
-        raise MspcapsError(f"{path}: two classes of its header have the same name")
+        raise MspcapsError(f"{path}: two classes in its header have the same name")
     if classes is not None and count is not None and len(classes) != count:
         raise MspcapsError(f"{path}: its header names {len(classes)} classes, but the model has {count}")
     if recipe is not None and not isinstance(recipe, dict):
-        raise MspcapsError(f"{path}: the recipe of its header is not a table")
+        raise MspcapsError(f"{path}: the recipe in its header is not a table")
     if recipe and not isinstance(recipe.get("data", ""), str):
-        raise MspcapsError(f"{path}: the data in the recipe of its header is {recipe['data']!r:.80}, which is no name")
+        raise MspcapsError(
+            f"{path}: the data of the recipe in its header is {recipe['data']!r:.80}, which is not a name"
+        )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
     if not isinstance(model, nn.Module):
-        raise MspcapsError(f"a model is asked for, not {model!r:.80}")
+        raise MspcapsError(f"expected a model, not {model!r:.80}")
     while inner := model._modules.get("_orig_mod") or (
         None if hasattr(model, "config") else model._modules.get("module")
     ):

@@ -47,7 +47,7 @@ def register_model(function: B) -> B:
     """Register a model under the name of the decorated function. Defining it again replaces it."""
     name, known = function.__name__, _builders.get(function.__name__)
     if known is not None and home_of(known) != home_of(function):
-        raise MspcapsError(f"there is a model {name} already, of {known.__module__}: give yours another name")
+        raise MspcapsError(f"there is already a model {name}, in {known.__module__}: give yours another name")
     _builders[name] = function
     return function
 
@@ -98,11 +98,13 @@ def create_model(
         mean = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
         std = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
     except (TypeError, ValueError) as error:
-        raise MspcapsError(f"mean and std are lists of numbers, one per channel, not {mean!r} and {std!r}") from error
+        raise MspcapsError(
+            f"mean and std must be lists of numbers, one per channel, not {mean!r} and {std!r}"
+        ) from error
     if not all(map(math.isfinite, (*mean, *std))):
         raise MspcapsError(f"mean and std must be finite, not {mean} and {std}")
     if min(std, default=0) < 0:
-        raise MspcapsError(f"std is {std}, but a deviation is not negative")
+        raise MspcapsError(f"std is {std}, but a deviation cannot be negative")
     if len(mean) != in_chans or len(std) != in_chans:
         raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
     module = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)

@@ -52,7 +52,7 @@ def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) 
     theirs, ours = header["model"], config_of(model)
     if theirs["name"] != ours["name"]:
         raise MspcapsError(
-            f"{source} holds weights of {theirs['name']}, which {ours['name']} cannot begin from: "
+            f"{source} holds weights of {theirs['name']}, which {ours['name']} cannot start from: "
             f"train {theirs['name']}, or name weights of {ours['name']}"
         )
     with torch.device("meta"):

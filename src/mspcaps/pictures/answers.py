@@ -34,7 +34,7 @@ def stream_answers(
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     if channels not in (1, 3):
-        raise MspcapsError(f"the model takes images of {channels} channels, but pictures have 1 or 3")
+        raise MspcapsError(f"the model takes images with {channels} channels, but pictures have 1 or 3")
     files = picture_files([paths] if isinstance(paths, str | Path) else paths)
     while batch := list(islice(files, batch_size)):
         yield from answer_batch(ask, batch, size, channels, classes, top)

@@ -51,7 +51,9 @@ def open_picture(path: Path) -> Image.Image:
     width, height = picture.size
     if width * height > PIXEL_LIMIT or width * height == 0:
         picture.close()
-        raise MspcapsError(f"{path} is refused: it claims {width}x{height} pixels, the limit is {PIXEL_LIMIT} in all")
+        raise MspcapsError(
+            f"{path} is refused: it claims {width}x{height} pixels, but the limit is {PIXEL_LIMIT} in total"
+        )
     return picture
 
 
@@ -114,5 +116,5 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, MemoryError):
-        return "there is not enough memory for it in the size that is asked for"
+        return "there is not enough memory for it in the requested size"
     return f"the picture is broken ({str(error) or type(error).__name__})"

@@ -31,7 +31,9 @@ def write_report(
     files = {out: markdown.render(report)} | {out.parent / name: text for name, text in beside.items()}
     for path in (path for path in files if path.suffix == ".md" and path.is_file()):
         if not path.read_text(encoding="utf-8", errors="replace").startswith(GENERATED):
-            raise MspcapsError(f"{path} is not from `mspcaps report`, which would replace it: choose another --out")
+            raise MspcapsError(
+                f"{path} was not written by `mspcaps report`, which would overwrite it: choose another --out"
+            )
     if readme:
         # a README without marks is refused before anything is written
         files[readme] = quoted(readme, report, read_benchmarks(results))

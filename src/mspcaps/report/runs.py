@@ -100,7 +100,7 @@ class Group:
 def read_ledger(folder: Path) -> list[Run]:
     """Every entry below the folder, in the order of the tables."""
     if not folder.is_dir():
-        raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` makes one, --results names it")
+        raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
     runs = [read_run(path, folder) for path in folder.glob("*/*/*.json")]
     order = {name: place for place, name in enumerate(CATALOG)}
     return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
@@ -118,15 +118,17 @@ def read_run(path: Path, folder: Path) -> Run:
         table = entry.get(part) if part else entry
         for key in keys:
             if not isinstance(table, dict) or key not in table:
-                raise MspcapsError(f"{path} is not a whole ledger entry: {f'{part}.{key}' if part else key} is missing")
+                raise MspcapsError(
+                    f"{path} is not a complete ledger entry: {f'{part}.{key}' if part else key} is missing"
+                )
     accuracy, curve, recipe = entry["accuracy"], entry["curve"], dict(entry["recipe"])
     expected = Path(entry["dataset"], entry["model"], f"{recipe['name']}-seed{entry['seed']}.json")
     if path.relative_to(folder) != expected:
-        raise MspcapsError(f"{path} tells of another run: by what it says it should be {folder / expected}")
+        raise MspcapsError(f"{path} describes another run: by its content it should be {folder / expected}")
     curve_ends = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
     stated = {"last": curve["accuracy"][-1], "best": max(curve["accuracy"])} if curve_ends else {}
     if not stated or any(not math.isclose(accuracy[key], value, abs_tol=1e-3) for key, value in stated.items()):
-        raise MspcapsError(f"{path} was changed: its accuracy is not that of its curve of {recipe['epochs']} epochs")
+        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {recipe['epochs']} epochs")
     recipe = with_defaults(recipe)
     del recipe["seed"]
     return Run(

@@ -37,14 +37,14 @@ def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dic
             names = file.keys() if whole else ()
             return progress, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise MspcapsError(f"{path} is not a whole checkpoint: {error}; remove it to start the run anew") from error
+        raise MspcapsError(f"{path} is not a complete checkpoint: {error}; remove it to start the run over") from error
 
 
 def load_checkpoint(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Copies the file's tensors into the given ones and returns the progress."""
     progress, stored = read_checkpoint(path)
     if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
-        raise MspcapsError(f"{path} belongs to another model; remove it to start the run anew")
+        raise MspcapsError(f"{path} belongs to another model; remove it to start the run over")
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
     return progress

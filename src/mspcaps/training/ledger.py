@@ -82,11 +82,13 @@ def is_in_ledger(results: Path, recipe: Recipe, images: int | None = None) -> bo
     entry = read_entry(path)
     differing = [key for key in differences(recipe, entry["recipe"]) if getattr(recipe, key) is not None]
     if differing:
-        raise MspcapsError(f"{path} is of a run with another {differing[0]}: remove it, or name the new run otherwise")
+        raise MspcapsError(
+            f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
+        )
     before = entry.get("images", images)  # older entries do not say
     if images is not None and before != images:
         raise MspcapsError(
             f"the data has changed since {path} was written, from {before:,} training images to {images:,}: train with "
-            "--again to replace it, or name the new run otherwise"
+            "--again to replace it, or give the new run another name"
         )
     return True

@@ -44,7 +44,7 @@ class Plan:
         if batch_size % world:
             fitting = max(1, round(batch_size / world)) * world
             raise MspcapsError(
-                f"a batch of {batch_size} does not divide among {world} processes: choose a batch_size of {fitting}"
+                f"a batch of {batch_size} cannot be split among {world} processes: choose a batch_size of {fitting}"
             )
         self.n, self.seed, self.rank, self.world = n, seed, rank, world
         self.steps = n // batch_size  # per epoch

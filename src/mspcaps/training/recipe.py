@@ -76,15 +76,15 @@ class Recipe:
             raise MspcapsError(f"seed is {self.seed}, but must be less than 2^63")
         if not self.name.isprintable() or {*self.name} & {*NOT_IN_NAMES}:
             raise MspcapsError(
-                f"the name {self.name!r} cannot be that of a folder everywhere: leave out {' '.join(NOT_IN_NAMES)}"
+                f"the name {self.name!r} is not a valid folder name on every system: leave out {' '.join(NOT_IN_NAMES)}"
             )
         if len(self.run_name.encode()) > LONGEST_NAME:
-            raise MspcapsError(f"the name {reprlib.repr(self.name)} is too long for that of a folder: shorten it")
+            raise MspcapsError(f"the name {reprlib.repr(self.name)} is too long for a folder: shorten it")
         for name in ("lr", "weight_decay", "min_lr", "warmup_start"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a number that is not negative")
+                raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a non-negative number")
         if self.warmup_start > 1:
-            raise MspcapsError(f"warmup_start is {self.warmup_start}, but is a share of lr and must be at most 1")
+            raise MspcapsError(f"warmup_start is {self.warmup_start}, but must be at most 1: it is a fraction of lr")
 
     @property
     def dataset(self) -> str:

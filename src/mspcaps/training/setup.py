@@ -50,7 +50,7 @@ def choose_device(name: str | None = None) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise MspcapsError(f"there is no device {name!r}: cpu and cuda are known")
+        raise MspcapsError(f"there is no device {name!r}: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
     if device.type == "cuda":
@@ -71,8 +71,8 @@ def load_images(
         return train, test
     if not isinstance(train, ImageSet):
         raise MspcapsError(
-            f"held_out needs a data set that fits into memory, and {recipe.dataset} does not: choose a smaller "
-            "image_size, or keep the pictures to measure on in a test folder"
+            f"held_out needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller "
+            "image_size, or put the pictures to measure on into a test folder"
         )
     return train.split(recipe.held_out)
 
@@ -87,15 +87,15 @@ def load_splits(
         train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
         if len(train_set.classes) == 1:
             raise MspcapsError(
-                f"{recipe.data} has one class, {train_set.classes[0]}, and there is nothing to tell apart"
+                f"{recipe.data} has only one class, {train_set.classes[0]}, but training needs at least two"
             )
         size = wanted or at_least(train_set.size, SMALLEST)
         return train_set.resized(size).to(device), test_set.resized(size)
     train, test = open_folder(path, "train", wanted), open_folder(path, "test", wanted)
     if len(train.classes) == 1:
         raise MspcapsError(
-            f"{recipe.data} has one class folder, {train.classes[0]}, and there is nothing to tell apart: name the "
-            "folder whose folders are the classes"
+            f"{recipe.data} has only one class folder, {train.classes[0]}, but training needs at least two: name the "
+            "folder whose subfolders are the classes"
         )
     size = wanted or at_least(train.size, SMALLEST)
     train = replace(train, size=size)
@@ -116,7 +116,7 @@ def check_apart(recipe: Recipe, path: Path, option: str) -> None:
         return
     beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in ("train", *TEST_FOLDERS)
     if not (beside and (pictures / "train").is_dir()):
-        raise MspcapsError(f"{path} lies among the classes of {pictures}: choose another folder with --{option}")
+        raise MspcapsError(f"{path} lies among the class folders of {pictures}: choose another folder with --{option}")
 
 
 def at_least(size: tuple[int, int], least: int) -> tuple[int, int]:
@@ -140,8 +140,8 @@ def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
     augment = filled(recipe).augment or own_augment(train.size)
     if augment.crop >= min(train.size):
         raise MspcapsError(
-            f"augment.crop is {augment.crop}, which moves images of {train.size[0]} x {train.size[1]} pixels out of "
-            f"sight: choose less than {min(train.size)}"
+            f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} pixels out of "
+            f"view: choose less than {min(train.size)}"
         )
     return replace(filled(recipe), augment=augment, image_size=size)
 

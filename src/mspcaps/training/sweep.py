@@ -66,13 +66,13 @@ def load_sweep(path: Path) -> list[Recipe]:
 def _recipes(run: object) -> list[Recipe]:
     """One of the [[runs]], once per seed."""
     if not isinstance(run, dict) or not isinstance(run.get("recipe"), str):
-        raise MspcapsError('it does not name its recipe, as recipe = "paper/cifar10/mspcaps_t" does')
+        raise MspcapsError('it names no recipe: add one, such as recipe = "paper/cifar10/mspcaps_t"')
     changes = {key: value for key, value in run.items() if key not in ("recipe", "seeds")}
     base, seeds = load_recipe(run["recipe"]), run.get("seeds")
     if "seeds" in run and "seed" in run:
         raise MspcapsError("it has both seed and seeds: leave one of them out")
     if "seeds" in run and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
-        raise MspcapsError(f"seeds must be a list of whole numbers, as seeds = [0, 1, 2], not {seeds!r:.80}")
+        raise MspcapsError(f"seeds must be a list of whole numbers such as [0, 1, 2], not {seeds!r:.80}")
     changed = override(base, **checked_fields(changes, "the recipe"))
     check_name(changed.model)  # now, not after hours of other runs
     return [override(changed, seed=seed) for seed in seeds or [changed.seed]]

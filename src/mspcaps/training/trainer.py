@@ -118,7 +118,7 @@ class Trainer:
         if self.form not in get_args(Form):
             raise MspcapsError(f"there is no form {form!r}: the forms are {', '.join(get_args(Form))}")
         if self.form == "captured" and device.type != "cuda":
-            raise MspcapsError("the captured form is for GPUs: use eager or compiled")
+            raise MspcapsError("the captured form is for GPUs only: use eager or compiled")
         self.step = make_step(self.model, self.plan, self.recipe.weight_decay, self.form, self.world)
         self.optimizer = self.step.optimizer
         self.evaluator = Evaluator(self.model, test, device, self.form, self.autocast)
@@ -148,8 +148,8 @@ class Trainer:
                 f"the ledger has this run already, with {before:.2f} % after the last epoch: this one goes into "
                 f"{self.results}"
             )
-        check_writable(ledger.entry_path(self.results, self.recipe).parent, "the ledger cannot be written into")
-        busy = f"another process trains in {self.folder}: wait for it, or choose another folder with --out"
+        check_writable(ledger.entry_path(self.results, self.recipe).parent, "cannot write the ledger to")
+        busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
         with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
             self.resume()
             self.say(self.about())
@@ -175,7 +175,9 @@ class Trainer:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         if not self.world.agrees(self.epoch, self.steps_done):
-            raise MspcapsError(f"the processes go on from different checkpoints: all must see one {self.folder}")
+            raise MspcapsError(
+                f"the processes resume from different checkpoints: all of them must see the same {self.folder}"
+            )
         if self.form != "eager":
             self.say("compiling, which takes up to a minute the first time")
         if self.form == "captured":
@@ -275,12 +277,12 @@ class Trainer:
         differing = differences(self.recipe, progress["recipe"])
         if differing:
             raise MspcapsError(
-                f"{path} was written with another {differing[0]}; remove it, or name the run otherwise, to start anew"
+                f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
             )
         if progress.get("images", self.plan.n) != self.plan.n:
             raise MspcapsError(
-                f"{path} was written when there were {progress['images']:,} training images, and now there are "
-                f"{self.plan.n:,}; remove it to start anew"
+                f"{path} was written when there were {progress['images']:,} training images, but now there are "
+                f"{self.plan.n:,}; remove it to start over"
             )
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
@@ -298,9 +300,11 @@ class Trainer:
         lost = [name for name, tensor in self.weights().items() if not torch.isfinite(tensor).all()]
         if lost:
             raise MspcapsError(
-                f"{where}: it arose in {lost[0]} of the model; a lower lr than {self.recipe.lr} may help"
+                f"{where}: {lost[0]} of the model is no longer finite; an lr below {self.recipe.lr} may help"
             )
-        raise MspcapsError(f"{where}: all weights are finite, so it arose in the forward pass; a lower lr may help")
+        raise MspcapsError(
+            f"{where}: all weights are finite, so it arose in the forward pass; an lr below {self.recipe.lr} may help"
+        )
 
     def finish(self) -> Result:
         """Write weights and ledger entry, remove the checkpoint."""

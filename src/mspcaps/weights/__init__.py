@@ -83,7 +83,7 @@ def pretrained_path(model: str, dataset: str) -> Path:
         raise MspcapsError(_not_shipped(model, dataset))
     card, path = read_card(name), weights_folder() / f"{name}{SUFFIX}"
     if path.stat().st_size != card.bytes or sha256_of(path) != card.sha256:
-        raise MspcapsError(f"{path} is damaged: it does not have the size and sha256 of its card; install mspcaps anew")
+        raise MspcapsError(f"{path} is damaged: its size or sha256 is not that of its card; reinstall mspcaps")
     return path
 
 
@@ -106,8 +106,8 @@ def find_weights(model: str, pretrained: str | Path) -> Path:
 def load_model(name_or_path: str | Path) -> Model:
     """Load a weights file or shipped weights by name, in eval mode; `model.about` has the classes and the recipe."""
     if name_or_path in list_models() and not Path(name_or_path).exists():
-        shipped = ", ".join(list_pretrained(f"{name_or_path}.*")) or "none are shipped"
-        raise MspcapsError(f"{name_or_path} is a model, but here its weights are asked for: {shipped}, or a file")
+        choices = ", ".join([*list_pretrained(f"{name_or_path}.*"), "a .safetensors file"])
+        raise MspcapsError(f"{name_or_path} is a model, but weights are needed here: {choices}")
     return load_file(weights_path(name_or_path))
 
 
@@ -116,7 +116,7 @@ def as_model(model: nn.Module | str | Path) -> nn.Module:
     if isinstance(model, str | Path):
         return load_model(model)
     if not isinstance(model, nn.Module):
-        raise MspcapsError(f"a model, a weights file or the name of shipped weights is asked for, not {model!r:.80}")
+        raise MspcapsError(f"expected a model, a weights file or the name of shipped weights, not {model!r:.80}")
     return model
 
 
@@ -152,10 +152,10 @@ def _means_a_name(model: str, text: str) -> bool:
 
 def _not_shipped(model: str, dataset: str) -> str:
     shipped = list_pretrained()
-    text = f"no weights of {model} trained on {dataset!r} come with mspcaps"
+    text = f"mspcaps ships no weights of {model} trained on {dataset!r}"
     meant = list_pretrained(f"{model}.*") if model in list_models() else shipped  # weights of another would not fit
     if close := difflib.get_close_matches(f"{model}.{dataset}", meant, n=1, cutoff=0.8):
         return f"{text}: did you mean {close[0]}?"
     recipe = f"paper/{dataset}/{model}"
     remedy = f"`mspcaps train {recipe}` makes them" if recipe in list_recipes() else "name a .safetensors file instead"
-    return f"{text} ({', '.join(shipped) or 'none do yet'}): {remedy}"
+    return f"{text} (it ships {', '.join(shipped) or 'none yet'}): {remedy}"
