@@ -80,7 +80,7 @@ def test_weights_begin_another_task() -> None:
     assert (old.training, new.training, larger.training) == (False, True, True)
     assert mspcaps.create_model("mspcaps_t", pretrained=False).config["in_chans"] == 3
     with pytest.raises(
-        MspcapsError, match="pretrained is True, .* mspcaps_t has shipped weights for: cifar10, fashionmnist, mnist"
+        MspcapsError, match=r"pretrained is True, .* mspcaps_t has shipped weights for: cifar10, fashionmnist, mnist"
     ):
         mspcaps.create_model("mspcaps_t", pretrained=True)
 

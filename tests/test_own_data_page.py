@@ -57,7 +57,7 @@ def test_commands_run_as_written(place: Path, capsys: pytest.CaptureFixture[str]
     assert list(said) == ["train", "eval", "explain", *(["export", "predict"] if EXPORTS else [])]
     check_training(place, said["train"])
     assert re.search(r"coat +12 +[\d.]+ %", said["eval"]) and re.search(r"shirt +2 +[\d.]+ %", said["eval"])
-    assert re.search(r"mean of the classes [\d.]+ %", said["eval"])
+    assert re.search(r"mean over classes [\d.]+ %", said["eval"])
     assert list((place / "runs" / "explain").rglob("*.html"))
     if EXPORTS:
         assert len(said["predict"].splitlines()) == SKEWED["shirt"]
@@ -65,7 +65,7 @@ def test_commands_run_as_written(place: Path, capsys: pytest.CaptureFixture[str]
 
 
 def check_training(place: Path, said: str) -> None:
-    (promised,) = re.findall(r"^    (begins from .*)$", PAGE, flags=re.MULTILINE)
+    (promised,) = re.findall(r"^    (starts from .*)$", PAGE, flags=re.MULTILINE)
     assert said.splitlines()[0] == promised
     entry = json.loads((place / "results/pictures/mspcaps_t/mine-seed0.json").read_text())
     assert (entry["recipe"]["balance"], entry["recipe"]["init"]) == (True, "mspcaps_t.cifar10")

@@ -98,7 +98,7 @@ def start_server(folder: Path, *files: Path) -> Server:
     with log.open("w") as out:
         process = subprocess.Popen([str(word) for word in words], env=env, stdout=out, stderr=subprocess.STDOUT)
     for _ in range(600):
-        if "The app is at" in log.read_text():
+        if "The app is running at" in log.read_text():
             return Server(process, f"http://127.0.0.1:{port}/", log)
         if process.poll() is not None:
             break

@@ -106,7 +106,7 @@ def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     (weights,) = place.rglob("last.safetensors")
     written = weights.stat().st_mtime_ns
     again = say("train", "--data", "pictures", *TINY)
-    assert again.status == 0 and again.out.startswith("done already: ") and str(weights.name) in again.out
+    assert again.status == 0 and again.out.startswith("already done: ") and str(weights.name) in again.out
     assert weights.stat().st_mtime_ns == written
     assert "pictures: 10 training and 2 test images of 2 classes, 1 x 32 x 32; mspcaps_t_scale16, " in first.out
     assert say("train", "--data", "pictures", *TINY, "--again").status == 0
@@ -123,11 +123,11 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
     spoken = say("train", "--data", "pictures", *TINY, "--out", "elsewhere")
     assert spoken.status == 0 and entry.read_bytes() == before
     last = json.loads(before)["accuracy"]["last"]
-    told = f"the ledger has this run already, with {last:.2f} % after the last epoch: this one goes into results/again"
+    told = f"the ledger already has this run, with {last:.2f} % after the last epoch: this one goes to results/again"
     assert told in spoken.out
     (repeated,) = place.glob("results/again/*/*/*.json")
     assert repeated.relative_to(place / "results/again") == entry.relative_to(place / "results")
-    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere").out.startswith("done already: ")
+    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere").out.startswith("already done: ")
     assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere", "--again").status == 0
     assert entry.read_bytes() != before
 
@@ -256,7 +256,7 @@ def test_sweep(say, place):
     spoken = say("sweep", "sweep.toml", "--device", "cpu", "--budget", "9m")
     assert spoken.status == 0, spoken.err
     assert "2 done" in spoken.out
-    assert "2 known" in say("sweep", "sweep.toml", "--device", "cpu").out
+    assert "2 already in the ledger" in say("sweep", "sweep.toml", "--device", "cpu").out
 
 
 def test_a_sweep_with_a_failure_says_so(say, place):
@@ -318,7 +318,7 @@ def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
         assert len(list(place.rglob("checkpoint.safetensors"))) == kept
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
-        assert process.stdout.readline() == "1 runs to do, 0 in the ledger already\n"
+        assert process.stdout.readline() == "1 runs to do, 0 already in the ledger\n"
         while process.poll() is None and not (place / "runs").is_dir():  # made right before the first step
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

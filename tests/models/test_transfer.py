@@ -42,7 +42,7 @@ def test_the_same_task_takes_everything(name, tmp_path):
     own = {"normalize.mean", "normalize.std"}
     assert set(done.taken) == old.keys() - own and not done.fitted and not done.fresh
     assert all(torch.equal(new[key], before[key] if key in own else old[key]) for key in old)
-    assert str(done) == f"begins from the file: {len(old) - 2} of {len(old) - 2} tensors as they are; new: none"
+    assert str(done) == f"starts from the file: {len(old) - 2} of {len(old) - 2} tensors unchanged; new: none"
 
 
 HEADS = {"resnet20": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
@@ -132,7 +132,7 @@ def test_shipped_weights_in_half_precision(tmp_path):
     assert all(torch.equal(model.state_dict()[key], old[key]) for key in done.taken)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     assert str(done) == (
-        "begins from the file: 45 of 47 tensors as they are, blocks.0.first.conv.weight (3 to 1 channels); "
+        "starts from the file: 45 of 47 tensors unchanged, blocks.0.first.conv.weight (3 to 1 channels); "
         "new: routing.1.w2 (other classes)"
     )
 

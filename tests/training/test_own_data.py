@@ -107,7 +107,7 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
             assert torch.equal(new[name], old[name]), name
     line, about = said
     assert "classes, 3 x " in about and "parameters; 1 epochs in batches of 8 on" in about
-    assert line.startswith(f"begins from {other}: ") and "patchify.0.position" in line
+    assert line.startswith(f"starts from {other}: ") and "patchify.0.position" in line
     assert line.endswith("new: routing.0.w2 (other grid), routing.1.w2 (other classes)")
     entry = json.loads(next((tmp_path / "r").rglob("test-seed0.json")).read_text())
     assert entry["initial"]["transfer"] == line and len(entry["initial"]["sha256"]) == 64
@@ -124,7 +124,7 @@ def test_a_checkpoint_goes_on_without_the_initial_weights(skewed: Path, other: P
     a, b = (load_file(run.folder / "last.safetensors") for run in (whole, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert (
-        len([line for line in said if line.startswith("begins from")]) == 1
+        len([line for line in said if line.startswith("starts from")]) == 1
         and resumed.entry["initial"] == whole.entry["initial"]
     )
     with pytest.raises(MspcapsError, match="there is no weights file"):
@@ -136,7 +136,7 @@ def test_names_of_shipped_weights_are_for_the_front(skewed: Path, tmp_path: Path
     recipe = recipe_for(skewed, init="mspcaps_t.mnist", epochs=1)
     said: list[str] = []
     result = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=said.append)
-    assert result.recipe.init == "mspcaps_t.mnist" and said[0].startswith("begins from mspcaps_t.mnist: ")
+    assert result.recipe.init == "mspcaps_t.mnist" and said[0].startswith("starts from mspcaps_t.mnist: ")
     with pytest.raises(MspcapsError, match=r"no weights file mspcaps_t\.mnist"):
         train(recipe_for(skewed, init="mspcaps_t.mnist", epochs=1, seed=1), "cpu", out=tmp_path, results=tmp_path)
     with pytest.raises(MspcapsError, match=r"did you mean mspcaps_t\.mnist"):

@@ -288,7 +288,9 @@ def test_a_finished_run_is_not_overwritten_by_another(tiny_npz: Path, tmp_path: 
     recipe = recipe_for(tiny_npz, epochs=1)
     first = train(recipe, "cpu", out=tmp_path, results=tmp_path)
     kept = (first.folder / "last.safetensors").read_bytes()
-    with pytest.raises(MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or name"):
+    with pytest.raises(
+        MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or give the new run another name"
+    ):
         train(recipe_for(tiny_npz, epochs=1, lr=1e-5), "cpu", out=tmp_path, results=tmp_path)
     other = tmp_path / "other" / tiny_npz.name
     other.parent.mkdir()
@@ -371,7 +373,9 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
     rest = run_sweep(runs * 2, CPU, out=tmp_path, results=tmp_path, report=lambda line: None)  # each is named twice
     assert [o.state for o in first] == ["done"]
     assert sorted((o.recipe.seed, o.state) for o in rest) == [(0, "known"), (1, "done"), (5, "failed")]
-    with pytest.raises(MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or name"):
+    with pytest.raises(
+        MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or give the new run another name"
+    ):
         run_sweep([recipe_for(tiny_npz, epochs=1, lr=1e-4)], CPU, out=tmp_path, results=tmp_path)
 
     def crash(trainer: Trainer) -> None:

@@ -153,7 +153,7 @@ def test_no_weights_at_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(weights, "weights_folder", lambda: tmp_path)
     assert weights.list_pretrained() == []
     assert main(["models", "--pretrained"]) == 0
-    assert "no weights come with this version" in capsys.readouterr().out
+    assert "this version ships no weights" in capsys.readouterr().out
     assert main(["eval", "mspcaps_t.cifar10"]) == 2
     assert "(it ships none yet): `mspcaps train paper/cifar10/mspcaps_t` makes them" in capsys.readouterr().err
     assert main(["eval", "nowhere"]) == 2

@@ -28,5 +28,5 @@ def app(
 
     import_gradio()  # its absence is told before any model is loaded
     running = start(Shelf([path.expanduser() for path in weights], choose_device(device)), host, port)
-    print(f"The app is at {running.url} until you press Ctrl-C.", flush=True)
+    print(f"The app is running at {running.url} until you press Ctrl-C.", flush=True)
     running.wait()

@@ -33,14 +33,14 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
 
     ready = shipped(out, device)
     print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")
-    print(f"{ready.evaluation.n:,} test images classified correctly.\nThe page:  {ready.page}\n")
+    print(f"{ready.evaluation.n:,} test images classified correctly.\nResult page: {ready.page}\n")
     if not train:
         return
     print("Training the same model from scratch on the embedded 5,000 FashionMNIST images.", flush=True)
     with resumable_progress() as (listener, stop):
         done = run(out, device, listener, stop=stop)
     print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images classified correctly.\n")
-    print(f"The page:  {done.page}\n\nTry next:")
+    print(f"Result page: {done.page}\n\nTry next:")
     print(f"  mspcaps predict {done.weights} PICTURE.png")
     print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # shipped weights")
     print("  mspcaps models")
@@ -98,7 +98,7 @@ def show_pretrained(pattern: str) -> None:
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
     ]
     if not cards:
-        print("no weights come with this version" if pattern == "*" else f"no shipped weights match {pattern!r}")
+        print("this version ships no weights" if pattern == "*" else f"no shipped weights match {pattern!r}")
         return
     rows = [
         (card.name, f"{card.params:,}", f"{card.accuracy:.2f} % of {card.test_images:,}", size_of(card.bytes))
@@ -149,9 +149,9 @@ def evaluate(
     own = str(source) not in CATALOG and source.exists()
     print(f"{source.resolve() if own else images.name}, {split}: {found.n:,} images")
     if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
-        print("a fifth of each class, which training would hold out; --split all takes every picture")
+        print("this is the fifth of each class that training holds out; --split all takes every picture")
     print(
-        f"accuracy {found.accuracy:.2f} %  mean of the classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
+        f"accuracy {found.accuracy:.2f} %  mean over classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
         f"calibration error {found.ece:.2f} % at a mean confidence of {found.confidence:.2f} %"
     )
 
@@ -221,6 +221,6 @@ def report(
     from mspcaps.report.results import write_report
 
     print(summary(write_report(results, out, page, readme)))
-    print(f"\nMarkdown:  {out}, with ablations.md and speed.md beside it\nThe page:  {page.resolve()}")
+    print(f"\nMarkdown:  {out}, with ablations.md and speed.md beside it\nPage:      {page.resolve()}")
     if readme:
         print(f"README:    {readme}")

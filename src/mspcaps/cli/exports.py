@@ -35,7 +35,7 @@ def export(
     task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
     print(f"{made.path}: {about.model}, {task}, {about.precision}, {size_of(made.bytes)}")
     shown = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in made.differences.items())
-    print(f"largest difference of a score to PyTorch, in fp32: {shown}")
+    print(f"largest difference from PyTorch's scores, in fp32: {shown}")
     if found := made.agreement:
         print(
             f"int8 gives the same answer as fp32 for {found.same:,} of {found.images:,} test images of {found.data} "

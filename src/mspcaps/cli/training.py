@@ -130,7 +130,9 @@ def train(
         twice = entry_path(results / AGAIN, chosen)
         repeated = twice.is_file() and read_entry(twice).get("weights_sha256") == sha256_of(done)
         last = last_accuracy(results / AGAIN if repeated else results, chosen)
-        print(f"done already: {last:.2f} % after the last epoch; --again trains it anew, --seed and --name another one")
+        print(
+            f"already done: {last:.2f} % after the last epoch; --again retrains it, --seed or --name starts another run"
+        )
         print(f"weights: {done}")
         return
     board = TensorBoard(log_dir) if log_dir else None
@@ -224,7 +226,7 @@ def how_to_resume(trainer: "Trainer | None") -> str:
     from mspcaps.training.checkpoint import CHECKPOINT
 
     if trainer is None or not (trainer.folder / CHECKPOINT).is_file():
-        return "stopped before the first checkpoint: nothing is kept"
+        return "stopped before the first checkpoint: nothing was saved"
     return f"stopped; the same command continues from the checkpoint in {trainer.folder}"
 
 
@@ -258,7 +260,8 @@ def sweep(
         print(f"stopped; the same command continues from the checkpoints in {out}", file=sys.stderr)
         raise KeyboardInterrupt
     counts = Counter(outcome.state for outcome in outcomes)
-    print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    words = {"known": "already in the ledger", "left": "not started"}
+    print(", ".join(f"{count} {words.get(state, state)}" for state, count in counts.items()))
     return 1 if counts["failed"] else 0
 
 

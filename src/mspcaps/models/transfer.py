@@ -42,7 +42,7 @@ class Transfer:
 
     def __str__(self) -> str:
         count = len(self.taken) + len(self.fitted) + len(self.fresh)
-        parts = [f"begins from {self.source}: {len(self.taken)} of {count} tensors as they are", *_lists(self.fitted)]
+        parts = [f"starts from {self.source}: {len(self.taken)} of {count} tensors unchanged", *_lists(self.fitted)]
         return ", ".join(parts) + "; new: " + (", ".join(_lists(self.fresh)) or "none")
 
 

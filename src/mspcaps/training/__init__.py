@@ -23,5 +23,5 @@ def train(recipe: Recipe | str, device: str | None = None, **options: Any) -> Re
         recipe = load_recipe(recipe)
     result = Trainer(recipe, choose_device(device), **options).run()
     if result is None:
-        raise Stopped("the run was told to stop before its end; its checkpoint is kept")
+        raise Stopped("the run was stopped before its end; its checkpoint is kept")
     return result

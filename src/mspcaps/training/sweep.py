@@ -132,7 +132,7 @@ def run_sweep(
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {id(recipe): share_of_device(recipe, device) for recipe in waiting}
-    report(f"{len(waiting)} runs to do, {len(outcomes)} in the ledger already")
+    report(f"{len(waiting)} runs to do, {len(outcomes)} already in the ledger")
     with ThreadPoolExecutor(max_workers=4) as pool, ExitStack() as leaving:
         leaving.push(lambda error, *_: stop.set() if error else None)  # runs that go on save their checkpoints and end
         while waiting or running:
@@ -145,10 +145,10 @@ def run_sweep(
                     late = time.monotonic() + expected_seconds(recipe, device, out, results) > deadline
                 except MspcapsError as error:  # a damaged checkpoint or entry
                     outcomes.append(Outcome(recipe, "failed", str(error)))
-                    report(f"{outcomes[-1].name} failed {error}")
+                    report(f"{outcomes[-1].name} failed: {error}")
                     continue
                 if late:
-                    outcomes.append(Outcome(recipe, "left", "no time left for it"))
+                    outcomes.append(Outcome(recipe, "left", "there was no time left for it"))
                     continue
                 work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights, stop)
                 running[pool.submit(_one, *work)] = share
@@ -161,8 +161,8 @@ def run_sweep(
                 del running[future]
                 outcome = future.result()
                 outcomes.append(outcome)
-                report(f"{outcome.name} {outcome.state} {outcome.detail}")
-    return outcomes + [Outcome(recipe, "left", "it was told to stop") for recipe in waiting]
+                report(f"{outcome.name} {outcome.state}: {outcome.detail}")
+    return outcomes + [Outcome(recipe, "left", "the sweep was stopped before it") for recipe in waiting]
 
 
 _idle: dict[torch.device, list[torch.cuda.Stream]] = {}  # streams that no run has now
@@ -206,4 +206,4 @@ def _one(
     if result is None:
         return Outcome(recipe, "stopped", "its checkpoint is kept")
     accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
-    return Outcome(recipe, "done", f"last {accuracy['last']:.2f} best {accuracy['best']:.2f} in {seconds:.0f} s")
+    return Outcome(recipe, "done", f"last {accuracy['last']:.2f} %, best {accuracy['best']:.2f} %, in {seconds:.0f} s")

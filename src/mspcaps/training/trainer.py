@@ -145,7 +145,7 @@ class Trainer:
             before = ledger.last_accuracy(self.results, self.recipe)
             self.results /= ledger.AGAIN
             self.say(
-                f"the ledger has this run already, with {before:.2f} % after the last epoch: this one goes into "
+                f"the ledger already has this run, with {before:.2f} % after the last epoch: this one goes to "
                 f"{self.results}"
             )
         check_writable(ledger.entry_path(self.results, self.recipe).parent, "cannot write the ledger to")
