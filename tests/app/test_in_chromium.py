@@ -49,7 +49,7 @@ def test_a_visit(server: Server, tmp_path):
         for name, value in (("rotation", 45), ("noise", 20), ("fgsm", 8)):
             slide(page, name, value)
             lengths = changed(page, LENGTHS, lengths)
-        assert "Of the untouched picture it" in page.run(LEAD)
+        assert "For the untouched picture it" in page.run(LEAD)
         page.click("#reset")
         page.wait(f"!{LEAD}.includes('untouched')")
         lengths, parts = page.run(LENGTHS), page.run(PARTS)

@@ -37,7 +37,7 @@ window.mspcaps = {
       note.textContent = "";
       if (!file) return;
       if (file.size > limits.bytes) {
-        note.textContent = `The file has ${file.size.toLocaleString("en")} bytes, the limit is ${limits.bytes.toLocaleString("en")}.`;
+        note.textContent = `The file has ${file.size.toLocaleString("en")} bytes, but the limit is ${limits.bytes.toLocaleString("en")}.`;
         return;
       }
       zone.classList.add("busy");

@@ -124,11 +124,13 @@ def layout(gr: Any, shelf: Shelf, workers: int) -> "gr.Blocks":
                     upload = tab(gr, "Upload", UPLOAD, "upload(element, trigger)")
                     drawing = tab(gr, "Draw", draw_board(), "draw(element, trigger)")
                 rotation = slider(gr, "rotation", "Rotation, degrees clockwise", 1)
-                noise = slider(gr, "noise", "Noise, grey levels of 255", 1)
-                attack = slider(gr, "fgsm", "FGSM attack, grey levels of 255", 0.5)
+                noise = slider(gr, "noise", "Noise, grey levels out of 255", 1)
+                attack = slider(gr, "fgsm", "FGSM attack, grey levels out of 255", 0.5)
                 reset = gr.Button("Undo all changes", elem_id="reset", size="sm")
             with gr.Column(scale=1, min_width=320):
-                result = gr.HTML(view.sentence("The answer will be here."), apply_default_css=False, elem_id="answer")
+                result = gr.HTML(
+                    view.sentence("The answer will appear here."), apply_default_css=False, elem_id="answer"
+                )
         tree = gr.HTML("", apply_default_css=False, elem_id="tree", js_on_load="mspcaps.unfold(element, watch)")
         picture = gr.Textbox(visible=False)
         model.change(
@@ -163,8 +165,8 @@ def asker(shelf: Shelf) -> Any:
         except MspcapsError as error:
             return view.sentence(str(error)), ""
         except Exception:
-            logging.getLogger(__name__).exception("an answer failed")
-            return view.sentence("Something went wrong; the terminal that runs the app says what"), ""
+            logging.getLogger(__name__).exception("no answer could be computed")
+            return view.sentence("Something went wrong; see the terminal that runs the app"), ""
 
     return ask
 
@@ -199,9 +201,7 @@ def sample_button(sample: Sample) -> str:
 
 def no_samples(data: str) -> str:
     if data in CATALOG:
-        return (
-            f"There are no pictures of {CATALOG[data].title} on this machine: `mspcaps data get {data}` fetches them."
-        )
+        return f"The pictures of {CATALOG[data].title} are not on this machine: `mspcaps data get {data}` fetches them."
     return "There are no samples for this model: upload a picture or draw one."
 
 
@@ -219,14 +219,14 @@ def draw_board() -> str:
 
 HEADER = (
     '<div class="view heading"><h1>What does it see, and in which parts?</h1><p class="lead">Give a capsule network a '
-    "picture, turn it, cover it with noise or attack it, and watch which parts still agree on the whole.</p></div>"
+    "picture, rotate it, add noise or attack it, and watch which parts still agree on the whole.</p></div>"
 )
 UPLOAD = (
     '<label class="zone"><input type="file" accept="image/png,image/jpeg,image/bmp,image/webp,image/gif">'
     "<b>Choose a picture</b> or drop it here"
     f"<span>PNG, JPEG, BMP, WebP or GIF, up to {UPLOAD_BYTES >> 20} MB and {UPLOAD_PIXELS // 10**6} megapixels. "
     "It stays on the computer that runs the app and "
-    'is forgotten when it is read.</span></label><p class="told" role="alert"></p>'
+    'is deleted once it is read.</span></label><p class="told" role="alert"></p>'
 )
 
 

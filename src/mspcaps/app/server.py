@@ -64,7 +64,7 @@ class Gate:
         try:
             path = scope["path"]
             if path != "/" and not path.startswith(OPEN):
-                raise Refused(404, "the app has nothing at this address")
+                raise Refused(404, "the app serves nothing at this address")
             if scope["method"] in ("GET", "HEAD"):
                 return await self.answered(scope, receive, send)
             async with self.readers:  # until it is answered: bodies that wait take memory, too
@@ -87,7 +87,7 @@ class Gate:
         except Exception:
             logging.getLogger(__name__).exception("a request failed: %s %s", scope["method"], scope["path"])
             if not begun:
-                await JSONResponse({"error": "the app cannot make sense of this request"}, 400)(scope, receive, send)
+                await JSONResponse({"error": "the app does not understand this request"}, 400)(scope, receive, send)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

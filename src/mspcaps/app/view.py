@@ -85,7 +85,7 @@ def headline(lengths: Tensor, classes: tuple[str, ...], untouched: Tensor | None
     if untouched is not None:
         before = int(untouched.argmax())
         how = "also said" if before == first else "said"
-        lead += f" Of the untouched picture it {how} “{classes[before]}”, with {float(untouched[before]):.2f}."
+        lead += f" For the untouched picture it {how} “{classes[before]}”, with {float(untouched[before]):.2f}."
     return (
         f'<h2 class="says">It says <b>{escape(classes[first])}</b>, with a {unit} {float(lengths[first]):.2f}.</h2>'
         f'<p class="lead">{verdict(classes[first], truth) if truth in classes else ""}{escape(lead)}</p>'

@@ -74,7 +74,7 @@ def overview(found: Explanation, image: int, shown: tuple[int, int]) -> str:
         text = {
             "coarse": f"the {cell} × {cell} patch with the largest effect on “{name}”",
             "mid": f"the {cell} × {cell} patches with the largest effects",
-            "fine": f"in {'each of these' if count == 3 else 'it'} the {cell} × {cell} patch with the largest effect",
+            "fine": f"in {'each of these' if count == 3 else 'it'}, the {cell} × {cell} patch with the largest effect",
         }[kind]
         keys[kind] = f'<li><span><i class="key {kind}"></i></span><span>{text}</span></li>'
     return (
@@ -94,7 +94,7 @@ def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
     for label, heat in zip(shown, maps, strict=True):
         name, norm = escape(found.classes[label]), float(found.blocks[-1].norms[image, label])
         caption = (
-            f"All of it adds up to {signed(float(heat.sum()))}: the length before squash is {norm:.2f} here and "
+            f"The map adds up to {signed(float(heat.sum()))}: the length before squash is {norm:.2f} here and "
             f"{float(found.blank_norms[label]):.2f} for a blank image."
         )
         figures.append(
@@ -105,7 +105,7 @@ def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
     return (
         "<section><h2>Where it sees the class</h2>"
         '<p class="note">How much each patch lengthens or shortens the class capsule when it is uncovered on a blank '
-        "image of the mean colour. The patches of all scales lie over each other. Both maps have the same scale: "
+        "image of the mean colour. Patches of all scales are overlaid. Both maps have the same scale: "
         f"{scale}.</p>"
         f'<div class="pair">{"".join(figures)}</div>'
         '<ul class="legend"><li><span><i class="key pro"></i></span><span>speaks for the class</span></li>'
@@ -116,9 +116,9 @@ def heat_maps(found: Explanation, image: int, shown: tuple[int, int]) -> str:
 TREE_NOTE = (
     "Every coarse patch votes for the class; the thicker its line, the higher its coupling. The coupling is high where "
     "a capsule of the finer scale agrees with the vote, so the tree follows the one that agrees most. Of the patches "
-    "of a middle capsule those that add most to it are drawn; what their pixels do to the class is their effect. Green "
-    "lines lengthen the capsule they lead to, red ones shorten it. The tree tells what the routing computed; where the "
-    "class is seen, the heat map tells better."
+    "of a middle capsule, those that add most to it are drawn; what their pixels do to the class is their effect. "
+    "Green lines lengthen the capsule they lead to, red ones shorten it. The tree shows what the routing computed; the "
+    "heat map shows better where the class is seen."
 )
 
 
@@ -141,22 +141,22 @@ def words(found: Explanation) -> str:
     entries = [
         (
             "coupling",
-            "The share that a patch's vote gets, from 0 to 1. All patches that vote for the same capsule share 1.",
+            "The weight of a patch's vote, from 0 to 1. All patches that vote for the same capsule add up to 1.",
         ),
         (
             "adds",
             "The vote times its coupling, along the direction of the capsule it votes for. Over all its patches this "
-            "adds up to the capsule's length before squash; squash then presses lengths below 1.",
+            "adds up to the capsule's length before squash; squash then shortens it to less than 1.",
         ),
         (
             "agrees",
-            "How well the vote of a finer capsule fits the coarse vote above it; the highest sets the coupling.",
+            "How well the vote of a finer capsule fits the coarse vote above it. The best fit sets the coupling.",
         ),
         (
             "effect",
             "What the pixels of the patch add to the class capsule's length before squash when the image is uncovered "
-            "patch by patch, the mean over several orders. The heat map is made of effects. A patch that adds much to "
-            "a capsule above it can still have little effect: a blank one may add as much.",
+            "patch by patch, averaged over several orders. The heat map is made of effects. A patch that adds much to "
+            "a capsule above it can still have little effect: a blank patch may add as much.",
         ),
         (
             "patch",
@@ -169,7 +169,7 @@ def words(found: Explanation) -> str:
             3,
             (
                 "middle capsule",
-                "Made of all middle and fine patches. It is numbered and has no place of its own in the image.",
+                "Built from all middle and fine patches. It has a number, but no place of its own in the image.",
             ),
         )
     return (

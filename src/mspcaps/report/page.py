@@ -42,8 +42,8 @@ def render(page: Page) -> str:
             header(page),
             curves(page) if page.history else "",
             confusion(found),
-            examples("Right, one of each class", NOTE_RIGHT, right, page),
-            examples("Wrong, the surest mistakes", NOTE_WRONG, wrong, page) if wrong else "",
+            examples("Correct: one image of each class", NOTE_RIGHT, right, page),
+            examples("Wrong: the most confident mistakes", NOTE_WRONG, wrong, page) if wrong else "",
             commands(page),
             f"<footer>{escape(page.footer)}</footer>",
         ]
@@ -53,11 +53,11 @@ def render(page: Page) -> str:
 
 NOTE_RIGHT = (
     "A class capsule is a vector; its length says how strongly the class is present. The lengths need not add up to "
-    "one: two can be long when both readings are plausible, and all can be short. Of each class this is the image of "
-    "median confidence among those named rightly, so neither the easiest nor the hardest."
+    "one: two can be long when both readings are plausible, and all can be short. For each class, this is the "
+    "correctly classified image of median confidence: neither the easiest nor the hardest."
 )
 NOTE_WRONG = (
-    "The images that the model was surest about and yet named wrongly, one for each pair of true class and answer. "
+    "The images that the model was most confident about but got wrong, one for each pair of true class and answer. "
     "Green is the true class, red the answer."
 )
 
@@ -67,7 +67,7 @@ def header(page: Page) -> str:
     facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in page.facts)
     return (
         f'<header><p class="overline">{escape(page.title)}</p>'
-        f"<h1><b>{found.accuracy:.1f} %</b> of {found.n:,} test images named rightly.</h1>"
+        f"<h1><b>{found.accuracy:.1f} %</b> of {found.n:,} test images classified correctly.</h1>"
         f'<p class="lead">{escape(summary(found)).replace(" %", "&nbsp;%")}</p><dl class="facts">{facts}</dl></header>'
     )
 
@@ -76,16 +76,18 @@ def summary(found: Evaluation) -> str:
     """The best and the worst class, and the most frequent mistake, in words."""
     ranked = sorted((value, name) for value, name in zip(found.per_class, found.classes, strict=True) if value == value)
     text = f"Guessing would reach {100 / len(found.classes):.0f} %. "
-    text += f"It knows “{ranked[-1][1]}” best ({ranked[-1][0]:.0f} %) and “{ranked[0][1]}” least ({ranked[0][0]:.0f} %)"
+    text += (
+        f"It is best at “{ranked[-1][1]}” ({ranked[-1][0]:.0f} %) and worst at “{ranked[0][1]}” ({ranked[0][0]:.0f} %)"
+    )
     mistakes = found.confusion.clone().fill_diagonal_(0)
     count = int(mistakes.max())
     if not count:
         return f"{text}."
     true, answer = divmod(int(mistakes.argmax()), len(found.classes))
     times = "once" if count == 1 else f"{count} times"
-    times += ", as often as others" if int((mistakes == count).sum()) > 1 else ""
+    times += ", as often as some others" if int((mistakes == count).sum()) > 1 else ""
     return (
-        f"{text}; its most frequent mistake is to take “{found.classes[true]}” for “{found.classes[answer]}”, {times}."
+        f"{text}; its most frequent mistake is taking “{found.classes[true]}” for “{found.classes[answer]}”, {times}."
     )
 
 
@@ -97,8 +99,9 @@ def curves(page: Page) -> str:
     accuracies = [(float(row.epoch), row.accuracy) for row in page.history]
     return (
         "<section><h2>How it learned</h2>"
-        '<p class="note">One epoch shows every training image once. The loss is the mean over the last tenth of an '
-        'epoch; accuracy is measured after every epoch, on images that are never trained on.</p><div class="pair">'
+        '<p class="note">In one epoch the model sees every training image once. The loss is the mean over the last '
+        "tenth of an epoch; accuracy is measured after every epoch, on images that are never trained on.</p>"
+        '<div class="pair">'
         "<figure><h3>Margin loss on the training images, logarithmic</h3>"
         f"{line_chart(losses, 'Loss', epochs, log=True)}</figure>"
         "<figure><h3>Accuracy on the test images</h3>"
@@ -108,18 +111,18 @@ def curves(page: Page) -> str:
 
 def confusion(found: Evaluation) -> str:
     chart = confusion_chart(found.confusion.tolist(), found.classes)
-    numbers = " A number counts test images; the colour is their share of the row." if 'class="count' in chart else ""
+    numbers = " Numbers count test images; the colour shows their share of the row." if 'class="count' in chart else ""
     return (
-        "<section><h2>What it takes for what</h2>"
-        '<p class="note">Each row is a true class, each column an answer. Green on the diagonal is right; '
-        f"red beside it is a mistake.{numbers} "
+        "<section><h2>What it confuses</h2>"
+        '<p class="note">Each row is a true class, each column an answer. Green on the diagonal is correct; '
+        f"red off the diagonal is a mistake.{numbers} "
         '<span class="swipe">Swipe the drawing sideways to see all of it.</span></p>'
         f'<figure class="scroll">{chart}</figure></section>'
     )
 
 
 def choose_right(found: Evaluation) -> list[int]:
-    """Of each class the image of median confidence among those named rightly."""
+    """For each class the correctly classified image of median confidence."""
     sure, chosen = confidence(found.scores, True), []
     for label in range(len(found.classes)):
         members = ((found.labels == label) & (found.predictions == label)).nonzero().flatten()

@@ -87,22 +87,22 @@ def shipped(out: Path, device: str | None = None) -> Quickstart:
 def describe_shipped(card: Card, found: Evaluation) -> Page:
     known = facts(card.dataset)
     return Page(
-        title=f"mspcaps quickstart · {card.name}, weights that come with the package",
+        title=f"mspcaps quickstart · {card.name}, shipped weights",
         facts=[
             ("parameters", f"{card.params:,}"),
             ("file", f"{card.bytes / 1e6:.1f} MB"),
             ("trained on", f"{known.train:,} images"),
             ("epochs", f"{card.recipe['epochs']}"),
-            (f"of all {card.test_images:,} test images", f"{card.accuracy:.2f} %"),
+            (f"on all {card.test_images:,} test images", f"{card.accuracy:.2f} %"),
         ],
         evaluation=found,
         data=load_dataset(SAMPLE, "test", known.native_size),  # shown as they are, not as the model sees them
         history=(),
         step_losses=(),
         commands=[
-            ("Ask these weights about a picture of your own:", f"mspcaps predict {card.name} PICTURE.png"),
-            ("See why they say so:", f"mspcaps explain {card.name} PICTURE.png"),
-            ("See all weights that come with the package:", "mspcaps models --pretrained"),
+            ("Classify a picture of your own:", f"mspcaps predict {card.name} PICTURE.png"),
+            ("See why the model decides as it does:", f"mspcaps explain {card.name} PICTURE.png"),
+            ("See all shipped weights:", "mspcaps models --pretrained"),
         ],
         footer=f"Nothing was trained for this page. {card.provenance} {card.licence}",
     )
@@ -127,7 +127,7 @@ def describe(result: Result, found: Evaluation, step_losses: list[tuple[float, f
         history=result.history,
         step_losses=step_losses,
         commands=[
-            ("Ask it about a picture of your own:", f"mspcaps predict {weights} PICTURE.png"),
+            ("Classify a picture of your own:", f"mspcaps predict {weights} PICTURE.png"),
             ("See all models and what they cost:", "mspcaps models"),
             (
                 "Train on your own pictures, one folder per class:",
