@@ -332,7 +332,7 @@ def ledger_among_the_pictures(here, patch):
     return ["train", "--data", here / "pictures", *TINY, "--results", here / "pictures" / "val"]
 
 
-@case(r"a path cannot be resolved, write it in full: Could not determine home directory")
+@case(r"cannot resolve a path, so write it in full: Could not determine home directory")
 def home_of_nobody(here, patch):
     return ["train", "--data", "~nobody-of-this-name/pictures", *TINY]
 

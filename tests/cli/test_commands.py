@@ -194,9 +194,11 @@ def test_eval_says_which_pictures_it_took(say, place):
     weights = trained(place / "w.safetensors")
     draw(place / "pictures")
     spoken = say("eval", weights, "--data", "pictures")
-    assert f"{place / 'pictures'}, test: 2 images\na fifth of each class" in spoken.out
+    assert (
+        f"{place / 'pictures'}, test: 2 images\nthis is the fifth of each class that training holds out; " in spoken.out
+    )
     assert re.search(r"calibration error [\d.]+ % at a mean confidence of [\d.]+ %", spoken.out)
-    assert "a fifth" not in say("eval", weights, "--data", "pictures", "--split", "all").out
+    assert "fifth of each class" not in say("eval", weights, "--data", "pictures", "--split", "all").out
     assert f"{place / 'pictures'}, test: 2 images" in say("eval", weights).out
     (place / "pictures").rename(place / "elsewhere")
     assert "the weights were trained on pictures, which is not here" in say("eval", weights).err

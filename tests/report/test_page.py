@@ -67,7 +67,7 @@ def test_the_page_is_whole_and_needs_nothing_else(channels):
 
 def test_the_confusion_matrix_says_what_its_numbers_are():
     html = render(page())
-    assert "A number counts test images" in html and "Swipe the drawing sideways" in html
+    assert "Numbers count test images" in html and "Swipe the drawing sideways" in html
     many = Evaluation(
         0.0, 0, 0.0, 0.0, 0.0, torch.zeros(40, 40, dtype=torch.int64), torch.rand(1, 40), torch.tensor([0]), ("x",) * 40
     )

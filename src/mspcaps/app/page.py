@@ -124,8 +124,8 @@ def layout(gr: Any, shelf: Shelf, workers: int) -> "gr.Blocks":
                     upload = tab(gr, "Upload", UPLOAD, "upload(element, trigger)")
                     drawing = tab(gr, "Draw", draw_board(), "draw(element, trigger)")
                 rotation = slider(gr, "rotation", "Rotation, degrees clockwise", 1)
-                noise = slider(gr, "noise", "Noise, grey levels out of 255", 1)
-                attack = slider(gr, "fgsm", "FGSM attack, grey levels out of 255", 0.5)
+                noise = slider(gr, "noise", "Noise, levels out of 255", 1)
+                attack = slider(gr, "fgsm", "FGSM attack, levels out of 255", 0.5)
                 reset = gr.Button("Undo all changes", elem_id="reset", size="sm")
             with gr.Column(scale=1, min_width=320):
                 result = gr.HTML(

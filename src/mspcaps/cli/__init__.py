@@ -67,7 +67,7 @@ def main(args: list[str] | None = None) -> int:
         if isinstance(error, MemoryError) or lacks:
             return refuse("there is not enough memory for this: a smaller batch, image size or model may fit")
         if re.match("Could not determine home|Symlink loop", str(error)):  # pathlib's words
-            return refuse(f"a path cannot be resolved, write it in full: {error}")
+            return refuse(f"cannot resolve a path, so write it in full: {error}")
         raise
 
 

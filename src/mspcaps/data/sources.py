@@ -53,7 +53,7 @@ def get(name: str, report: Report = lambda line: None, progress: Progress = lamb
             return path
     raise MspcapsError(
         f"could not get {entry.title} from {' or from '.join(failures)}; "
-        f"get its files some other way and run `mspcaps data get {name} --from FOLDER`"
+        f"obtain its files some other way and run `mspcaps data get {name} --from FOLDER`"
     )
 
 

@@ -141,7 +141,8 @@ def words(found: Explanation) -> str:
     entries = [
         (
             "coupling",
-            "The weight of a patch's vote, from 0 to 1. All patches that vote for the same capsule add up to 1.",
+            "The weight of a patch's vote, from 0 to 1. The weights of all patches that vote for the same capsule add "
+            "up to 1.",
         ),
         (
             "adds",
