@@ -96,7 +96,7 @@ def test_a_confidence_on_the_edge_of_two_bins_belongs_to_the_lower_one():
 def test_what_does_not_fit_is_refused(model, data):
     with pytest.raises(MspcapsError, match="takes images of 1 x 16 x 16"):
         evaluate(model, data.resized((32, 32)))
-    with pytest.raises(MspcapsError, match="knows 10 classes"):
+    with pytest.raises(MspcapsError, match="has 10 classes, but more has 11"):
         evaluate(model, ImageSet(data.images, data.labels, (*data.classes, "hat"), "more"))
     with pytest.raises(MspcapsError, match="at least 1"):
         evaluate(model, data, batch_size=0)

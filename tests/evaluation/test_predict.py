@@ -82,7 +82,7 @@ def test_a_picture_in_memory_is_read_as_its_file_is(model, tmp_path):
     cut = Image.open(io.BytesIO(photograph.getvalue()[:2000]))
     with pytest.raises(MspcapsError, match="cannot read the picture: "):
         read_picture(cut, (16, 16), 3)
-    with pytest.raises(MspcapsError, match=r"not a Image: .*read_picture makes them of Pillow's pictures"):
+    with pytest.raises(MspcapsError, match=r"not Image: .*read_picture converts pictures that Pillow has open"):
         predict(model, [picture])
 
 

@@ -173,7 +173,7 @@ def test_int8(model, place, tmp_path, monkeypatch):
     [
         (["model.bin"], r"model\.bin does not say which format to write: .* \.onnx or \.pt2"),
         (["model.pt2", "--int8"], r"int8 is available for ONNX only: name the file model\.onnx"),
-        (["model.onnx", "--calibrate", "cifar10"], r"calibration images \(cifar10\) are for int8 only"),
+        (["model.onnx", "--calibrate", "cifar10"], r"calibration images \(cifar10\) are used for int8 only"),
         (["folder.onnx"], r"cannot write folder\.onnx: it is a folder"),
         (["plain/model.pt2"], r"cannot write plain/model\.pt2: (Not a directory|File exists)"),
         (["model.onnx", "--int8", "--calibrate", "nowhere/at/all"], r"nowhere/at/all does not exist"),

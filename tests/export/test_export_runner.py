@@ -68,7 +68,7 @@ def test_an_exported_file_is_measured_like_the_weights(place, capsys):
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and "16 images" in said[0]
     assert main(["eval", str(place / "model.onnx"), "--data", str(place / "own"), "--device", "cuda"]) == 2
-    assert "leave --device cuda out" in capsys.readouterr().err
+    assert "leave out --device cuda" in capsys.readouterr().err
     found = evaluate(load_onnx(place / "model.onnx"), place / "own")
     other = evaluate(load_model(place / "model.safetensors"), place / "own")
     assert torch.allclose(found.scores, other.scores, atol=1e-5) and found.ece == pytest.approx(other.ece, abs=1e-3)

@@ -161,7 +161,9 @@ def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp
     entry = train(recipe, "cpu", out=tmp_path, results=tmp_path / "r").entry
     assert entry["images"] == 53 and [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"]
     shutil.copy(skewed / "train" / "c0" / "0.png", skewed / "train" / "c0" / "new.png")
-    with pytest.raises(MspcapsError, match="from 53 training images to 54: train with --again to replace it, or name"):
+    with pytest.raises(
+        MspcapsError, match="from 53 training images to 54: train with --again to replace it, or give the new "
+    ):
         run_sweep([recipe], **sweep)
     path = ledger.entry_path(tmp_path / "r", recipe)
     path.write_text(json.dumps({key: value for key, value in entry.items() if key != "images"}))
@@ -181,7 +183,9 @@ def test_a_run_that_goes_on_says_where(skewed: Path, tmp_path: Path) -> None:
 def test_one_class_is_refused_with_what_was_found(skewed: Path, tmp_path: Path) -> None:
     """Most often the folder above the wanted one was named."""
     shutil.copytree(skewed / "train", tmp_path / "nest" / "inner")
-    with pytest.raises(MspcapsError, match=r"nest has one class folder, inner, .*: name the folder whose folders are"):
+    with pytest.raises(
+        MspcapsError, match=r"nest has only one class folder, inner, .*: name the folder whose subfolders are"
+    ):
         load_images(recipe_for(tmp_path / "nest"), CPU)
     images = np.zeros((8, 16, 16), np.uint8)
     np.savez(tmp_path / "one.npz", images=images, labels=np.zeros(8, np.int64))
@@ -193,13 +197,13 @@ def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch:
     recipe = recipe_for(skewed, augment=Augmentation(crop=16))
     train_set, _ = load_images(recipe, CPU)
     with pytest.raises(
-        MspcapsError, match=r"augment\.crop is 16, which moves images of 16 x 16 .*: choose less than 16"
+        MspcapsError, match=r"augment\.crop is 16, which can move images of 16 x 16 .*: choose less than 16"
     ):
         resolve(recipe, train_set)
     with pytest.raises(MspcapsError, match="cannot be split among 3 processes: choose a batch_size of 9"):
         Plan(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
     monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
-    with pytest.raises(MspcapsError, match=r"does not: choose a smaller image_size, or keep .* in a test folder"):
+    with pytest.raises(MspcapsError, match=r"does not: choose a smaller image_size, or put .* into a test folder"):
         load_images(recipe_for(skewed, held_out=3), CPU)
 
 

@@ -111,7 +111,7 @@ SOUND = '[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\n'
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_tt"', "run 1 of .* did you mean 'paper/mnist/mspcaps_t'"),
         (f"{SOUND}epohcs = 1", "run 1 of .* has no 'epohcs': did you mean 'epochs'"),
         (f'{SOUND}model = "mspcaps_tt"', "run 1 of .* no model 'mspcaps_tt': did you mean 'mspcaps_t'"),
-        (f"{SOUND}seeds = 3", "run 1 of .* a list of whole numbers, .* not 3"),
+        (f"{SOUND}seeds = 3", "run 1 of .* a list of whole numbers such as \\[0, 1, 2\\], not 3"),
         (f"{SOUND}seeds = []", "a list of whole numbers"),
         (f"{SOUND}seeds = [true]", "a list of whole numbers"),
         (f"{SOUND}seeds = [0, -1]", "run 1 of .*: seed is -1"),
@@ -139,7 +139,7 @@ def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: s
             ({"name": f"my{mark}run"}, "run' is not a valid folder name on every system: leave out")
             for mark in '/\\:*?"<>|\0'
         ),
-        ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long for that of a folder: shorten it"),
+        ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long for a folder: shorten it"),
         ({"lr": torch.zeros(1000)}, r"lr must be float, not tensor\(\[.{,40}$"),
     ],
 )

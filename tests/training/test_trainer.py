@@ -73,7 +73,7 @@ def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tm
     assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)
     entry = train(recipe_for(tiny_npz, held_out=20, epochs=1), "cpu", out=tmp_path, results=tmp_path / "r").entry
     assert entry["measured_on"] == "20 held-out training images" and entry["accuracy"]["last"] % 5 == 0
-    with pytest.raises(MspcapsError, match=r"held_out is 100000, but bars has \d+ images"):
+    with pytest.raises(MspcapsError, match=r"held_out is 100000, but must lie between 1 and \d+: bars has \d+ images"):
         load_images(recipe_for(tiny_npz, held_out=100_000), CPU)
 
 

@@ -154,7 +154,7 @@ def prepare(
     elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
     forms = [form for form in FORMS if form != elsewhere]
     if quick:
-        fails = dict.fromkeys(forms[2:], "a quick run does not wait for it to be made")
+        fails = dict.fromkeys(forms[2:], "skipped in a quick run")
         forms = forms[:2]
     for form in forms:
         for who, name in names.items():

@@ -29,7 +29,7 @@ def pack(
     model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, say: Say
 ) -> dict[str, Any]:
     """`count` runs side by side against one alone: how much more gets done in the same time."""
-    say(f"packing {count} runs: steps")
+    say(f"timing {count} runs side by side")
     data = task.data().to(device)
     runs = [EngineRun(task.model(model, seed), data, task, seed=seed) for seed in range(count)]
     together = PackedRuns(runs)
@@ -43,7 +43,7 @@ def pack(
     }
     if count * share_of_device(replace(PAPER, model=model, image_size=task.img_size), device) > 1 or quick:
         return found  # a sweep would not run so many at a time
-    say(f"packing {count} runs: sweeps")
+    say(f"timing a sweep of {count} runs")
     return found | {"sweep": sweep(model, task, device, count)}
 
 

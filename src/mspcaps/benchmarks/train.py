@@ -106,7 +106,7 @@ def compare(
             continue
         built[name] = variant
     product = MatrixProduct(device, working_precision(device) or torch.float32, quick)
-    say("timing them in turn")
+    say("timing them alternately")
     timings = time_interleaved({**built, "matmul": product}, device, effort)
     matmul = product.to_dict(timings.pop("matmul"))
     variants = {}
@@ -165,7 +165,7 @@ def grow(
         if task not in runs:  # the axes meet in one point
             say(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
             runs[task] = EngineRun(task.model(model), task.data().to(device), task)
-    say("timing them in turn")
+    say("timing them alternately")
     timings = time_interleaved(runs, device, effort)
     rows: dict[str, list[dict[str, Any]]] = {axis: [] for axis in along}
     for axis, tasks in along.items():

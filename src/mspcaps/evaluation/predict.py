@@ -34,7 +34,7 @@ def stream_predictions(
     paths = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     if odd := [path for path in paths if not isinstance(path, str | os.PathLike)]:
         raise MspcapsError(
-            f"predict takes paths, not a {type(odd[0]).__name__}: pass images in memory to model(x); "
+            f"predict takes paths, not {type(odd[0]).__name__}: pass images in memory to model(x); "
             "mspcaps.pictures.read_picture converts pictures that Pillow has open"
         )
 

@@ -146,7 +146,7 @@ def model_card(model: nn.Module, card: Card | None, licence: str | None) -> str:
     front += ["tags:", "- capsule-network", "- image-classification", f"- {about.model}"]
     facts = [
         f"- Model: `{about.model}` of mspcaps {__version__}, {params:,} parameters",
-        f"- Input: {about.channels} x {height} x {width} (channels, height, width) in [0, 1]; it normalises by itself",
+        f"- Input: {about.channels} x {height} x {width} (channels, height, width) in [0, 1]; the model normalises it",
         f"- Classes: {', '.join(about.classes)}",
     ]
     if card:

@@ -334,7 +334,7 @@ class Trainer:
             "model": self.recipe.model,
             "params": sum(p.numel() for p in self.model.parameters()),
             "dataset": self.recipe.dataset,
-            "provenance": provenance(data) if data in CATALOG else "a data set of the user's own",
+            "provenance": provenance(data) if data in CATALOG else "the user's own data set",
             "recipe": self.recipe.to_dict(),
             "initial": self.initial,
             "images": self.plan.n,
