@@ -195,7 +195,10 @@ def test_evaluate_takes_names_and_refuses_the_rest() -> None:
     with pytest.raises(MspcapsError, match="cannot use the device 'gpu'"):
         mspcaps.evaluate(model, SAMPLE, device="gpu")
     for images in (SAMPLE.images, np.zeros((2, 2)), [SAMPLE.images[0]]):
-        with pytest.raises(MspcapsError, match="predict takes paths, not a"):
+        with pytest.raises(
+            MspcapsError,
+            match=r"predict takes paths, not (Tensor|ndarray|float64): pass images in memory to model\(x\)",
+        ):
             mspcaps.predict(model, images)
     images, labels = next(iter(DataLoader(SAMPLE, batch_size=4)))
     assert torch.equal(images, SAMPLE.images[:4]) and torch.equal(labels, SAMPLE.labels[:4])
