@@ -125,8 +125,8 @@ def test_data_of_ones_own_is_refused(run, tmp_path):
         (89.96, True, None),
         (89.94, True, "half precision costs 0.06 points"),
         (90.19, False, None),
-        (90.21, False, "they are of another run"),
-        (89.79, False, "they are of another run"),
+        (90.21, False, "they are from another run"),
+        (89.79, False, "they are from another run"),
     ],
 )
 def test_half_precision_may_gain_but_not_cost_and_a_copy_must_be_of_the_run(found, original, refusal, tmp_path):
