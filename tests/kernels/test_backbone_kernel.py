@@ -165,18 +165,6 @@ def test_sums_survive_a_large_mean(device: torch.device) -> None:
     assert error(y, inner.var((0, 2, 3)).cpu()) < 1e-3
 
 
-def test_the_same_every_time(device: torch.device) -> None:
-    if device.type == "cuda":
-        pytest.skip("on a GPU sums are added atomically, in any order")
-    blocks = build([3, 8], 2, torch.float32, device)
-    x, grads = torch.randn(4, 3, 8, 8, device=device), []
-    for _ in range(2):
-        given = arguments(blocks, [True], torch.float32)
-        out = backbone(x, patch=2, **given)
-        grads.append(torch.autograd.grad(out[0].sum(), given["gammas"]))
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
 def test_refuses_what_does_not_fit() -> None:
     x = torch.zeros(2, 3, 8, 8)
     assert supported(x, [8], [1], [True], 2)
