@@ -167,6 +167,27 @@ def test_dynamic_routing_halves_the_capsules_of_each_scale_and_leaves_one(size, 
         assert tuple(routing(u).shape[1] for routing, u in zip(model.routing, primary, strict=False)) == kept
 
 
+@torch.no_grad()
+def test_the_ablation_with_dynamic_routing_joins_the_scales_finest_first():
+    """Four times the three iterations of Sabour et al., written out: votes are of a capsule at its place."""
+
+    def route(u, w):  # [b, i, d], [i, d, j, e] -> [b, j, e]
+        votes = torch.einsum("bid,idje->bije", u, w)
+        logits = torch.zeros(votes.shape[:3])
+        for _ in range(3):
+            s = torch.einsum("bij,bije->bje", logits.softmax(2), votes)
+            norm = s.norm(dim=-1, keepdim=True)
+            v = norm / (1 + norm**2) * s
+            logits = logits + torch.einsum("bije,bje->bij", votes, v)
+        return v
+
+    torch.manual_seed(0)
+    model, x = create_model("mspcaps_t_dr", img_size=16).eval(), torch.rand(2, 3, 16, 16)
+    fine, middle, coarse = (route(u, model.routing[i].w) for i, u in enumerate(model.forward_primary(x)))
+    expected = route(torch.cat([fine, middle, coarse], 1), model.routing[3].w)
+    torch.testing.assert_close(model.forward_capsules(x), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", LEAST)
 @pytest.mark.parametrize("size", [(0, 0), (1, 1), (3, 40), (40, 2), (-4, 8), "one too few"])
 def test_impossible_sizes_are_refused_with_the_nearest_that_works(name, size):

@@ -543,6 +543,13 @@ def test_a_missed_figure_is_set_beside_what_one_more_run_would_give(tmp_path):
     assert one.sentence.endswith("The 95 % prediction interval for one more run of ours is our mean ± 0.50.")
 
 
+def test_a_figure_that_is_met_exactly_is_not_missed(tmp_path):
+    enter(tmp_path, entry("paper/mnist/mspcaps_t", [99.0, 99.69]))
+    assert missed(read_report(tmp_path)) == []
+    enter(tmp_path, entry("paper/mnist/mspcaps_t", [99.0, 99.68]))
+    assert len(missed(read_report(tmp_path))) == 1
+
+
 def test_a_measurement_of_something_else_is_refused(tmp_path):
     (tmp_path / "bench").mkdir()
     other = {"what": "sleep", "model": "mspcaps_t", "quick": False, "environment": {"device": "a CPU"}}

@@ -1,7 +1,9 @@
 """What a run writes down is what happened: losses, best weights, time, also when it was interrupted."""
 
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,3 +128,39 @@ def test_the_best_weights_of_an_earlier_sitting_are_kept(tiny_npz: Path, tmp_pat
     assert result is not None and result.entry["accuracy"] == {"last": 50.0, "best": 75.0, "best_epoch": 1}
     best = load_file(result.folder / "best.safetensors")
     assert best.keys() == after_one.keys() and all(torch.equal(best[name], after_one[name]) for name in best)
+
+
+def test_a_run_that_stopped_between_two_chunks_goes_on_in_chunks_that_meet_the_end(
+    tiny_npz: Path, tmp_path: Path
+) -> None:
+    """Steps are recorded several at a time on a GPU, one at a time elsewhere: after 4 of 6, not 6 more at once."""
+    stop = threading.Event()
+
+    def listener(trainer: Trainer) -> None:
+        if trainer.steps_done == 4:
+            stop.set()
+
+    recipe = quick(tiny_npz, batch_size=16)
+    assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path, listener=listener, stop=stop).run() is None
+    trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
+    trainer.step.chunk = 6
+    trainer.resume()
+    assert (trainer.steps_done, trainer.plan.steps, trainer.step.chunk) == (4, 6, 2)
+
+
+def test_checkpoints_are_written_as_often_as_asked(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six steps an epoch, of ten seconds each by this clock; every twenty, counted from the last one."""
+    clock, written = [0.0], []
+
+    def listener(trainer: Trainer) -> None:
+        clock[0] += 10 if trainer.steps_done else 0
+
+    module = sys.modules["mspcaps.training.trainer"]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "save_checkpoint", lambda path, tensors, progress: written.append(progress))
+    recipe = quick(tiny_npz, epochs=2, batch_size=16)
+    assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path, save_every=20.0, listener=listener).run()
+    found = [(progress["epoch"], progress["step"], progress["seconds"]) for progress in written]
+    assert found == [(0, 2, 20), (0, 4, 40), (1, 0, 60), (1, 2, 80), (1, 4, 100), (2, 0, 120)]
