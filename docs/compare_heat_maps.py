@@ -20,7 +20,7 @@ from mspcaps.explain.faithfulness import (
     SETTINGS,
     Setting,
     area,
-    cell_sums,
+    cell_means,
     curve,
     mean_and_error,
     origin,
@@ -90,13 +90,13 @@ def by_uncovering(found: Explanation, labels: Tensor) -> dict[str, Tensor]:
 
 def compare(found: Explanation, maps: dict[str, Tensor], labels: Tensor, setting: Setting) -> dict[str, Any]:
     """Areas of every map [mean, standard error], and their paired differences to the gradient's."""
-    x, n = found.images, cell_sums(maps["gradient"], setting.cell).shape[1]
+    x, n = found.images, cell_means(maps["gradient"], setting.cell).shape[1]
     covered, rows = setting.covered(x, found.model.normalize.mean), dict[str, Any]()
     maps = maps | {"random": torch.rand(x.shape[0], *x.shape[2:], generator=torch.Generator().manual_seed(0))}
     for way in ("deletion", "insertion"):
         areas = {}
         for name in TITLES:
-            rank = ranks(cell_sums(maps[name], setting.cell))
+            rank = ranks(cell_means(maps[name], setting.cell))
             points = curve(found.model, x, labels, rank, covered, setting, way == "insertion")
             areas[name] = area(points, n, setting.per_step)
             rows.setdefault(name, {"title": TITLES[name]})[way] = {

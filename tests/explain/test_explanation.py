@@ -57,6 +57,7 @@ def test_effects_of_every_scale_add_up_to_what_the_image_has_over_a_blank_one(na
     model, found = made(name, size)
     blank = torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1).expand(1, 3, *size)
     nothing = length_before_squash(model(blank))[0]
+    torch.testing.assert_close(found.blank_norms, nothing, rtol=1e-3, atol=1e-4)
     for label in (0, 3):
         wanted = length_before_squash(model(found.images))[:, label] - nothing[label]
         for values in found.effects(label):

@@ -16,7 +16,7 @@ from mspcaps.explain.faithfulness import (
     METHODS,
     Setting,
     area,
-    cell_sums,
+    cell_means,
     curve,
     maps_of,
     measure,
@@ -46,7 +46,7 @@ def linear(x: Tensor) -> Tensor:
 )
 def test_curves_of_a_linear_model_are_those_computed_by_hand(heat, deletion, insertion):
     x, labels, setting = torch.ones(1, 1, 4, 4), torch.tensor([1]), Setting(cell=2, per_step=1)
-    rank = ranks(cell_sums(heat[None], 2))
+    rank = ranks(cell_means(heat[None], 2))
     covered = torch.zeros_like(x)
     for insert, wanted in ((False, deletion), (True, insertion)):
         found = curve(linear, x, labels, rank, covered, setting, insert)
@@ -57,7 +57,7 @@ def test_curves_of_a_linear_model_are_those_computed_by_hand(heat, deletion, ins
 
 def test_the_last_step_may_be_shorter():
     x, labels = torch.ones(1, 1, 4, 4), torch.tensor([1])
-    rank = ranks(cell_sums(WEIGHTS[None], 2))
+    rank = ranks(cell_means(WEIGHTS[None], 2))
     found = curve(linear, x, labels, rank, torch.zeros_like(x), Setting(cell=2, per_step=3), False)
     assert found.tolist() == [[7.0, 0.0, 0.0]]
     assert area(found, 4, 3).item() == pytest.approx(7 / 2 * 3 / 4)
@@ -73,9 +73,20 @@ def test_ranks_break_ties_by_chance_not_by_place():
 
 def test_what_does_not_fit_gets_a_sentence():
     with pytest.raises(MspcapsError, match="cells of 5 pixels do not tile images of 32 x 32"):
-        cell_sums(torch.zeros(1, 32, 32), 5)
+        cell_means(torch.zeros(1, 32, 32), 5)
     with pytest.raises(MspcapsError, match="mean or blur, not 'black'"):
         Setting(fill="black").covered(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 1))
+
+
+def test_a_blurred_pixel_spreads_like_a_gaussian():
+    """A box of 13 pixels has the variance (13 x 13 - 1) / 12 = 14, three in a row have 42, and a kurtosis near 3."""
+    x, place = torch.zeros(1, 1, 49, 49), torch.arange(49.0) - 24
+    x[0, 0, 24, 24] = 1
+    spread = Setting(fill="blur").covered(x, torch.zeros(1, 1, 1))[0, 0]
+    for side in (spread.sum(0), spread.sum(1)):
+        assert side.sum().item() == pytest.approx(1, rel=1e-4)
+        assert (side * place**2).sum().item() == pytest.approx(42, rel=1e-4)
+        assert (side * place**4).sum().item() / 42**2 == pytest.approx(3, abs=0.5)
 
 
 def tiny() -> tuple[torch.nn.Module, ImageSet]:
@@ -158,6 +169,28 @@ def test_named_patches_are_covered_and_as_many_random_ones():
             random_mask(groups[name], found.scales, torch.Generator().manual_seed(3)),
         ):
             assert int(mask.sum()) == pixels
+
+
+@torch.no_grad()
+def test_a_fall_by_chance_is_the_mean_of_its_draws():
+    """Group after group from one generator; fine patches are drawn in the same middle patches."""
+    torch.manual_seed(0)
+    model = mspcaps.create_model("mspcaps_t_p2", num_classes=3, img_size=16, mean=(0.4, 0.5, 0.6)).eval()
+    found = mspcaps.explain(model, torch.rand(2, 3, 16, 16))
+    labels, generator = found.ranking[:, 0], torch.Generator().manual_seed(4)
+    named = [named_patches(found.parts(i), found.tree(i), 3) for i in range(2)]
+    for group, values in drops(found, labels, seed=4).items():
+        falls = []
+        for _ in range(8):
+            masks = [
+                random_inside(one["mid"], found.scales, generator)
+                if group.startswith("fine")
+                else random_mask(one[group], found.scales, generator)
+                for one in named
+            ]
+            left = model(torch.where(torch.stack(masks)[:, None], model.normalize.mean, found.images))
+            falls.append((found.lengths - left)[range(2), labels])
+        torch.testing.assert_close(values[:, 1], sum(falls) / 8, rtol=1e-3, atol=1e-6)
 
 
 def test_random_fine_patches_lie_in_the_same_middle_patches():

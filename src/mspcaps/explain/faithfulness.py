@@ -57,7 +57,7 @@ class Setting:
             return mean.expand_as(x)
         if self.fill != "blur":
             raise MspcapsError(f"fill must be mean or blur, not {self.fill!r}")
-        for _ in range(3):  # three box filters are close to a Gaussian, here with a deviation of 7 pixels
+        for _ in range(3):  # three box filters are close to a Gaussian, here with a deviation of 6.5 pixels
             x = F.avg_pool2d(F.pad(x, (6, 6, 6, 6), mode="reflect"), 13, 1)
         return x
 
@@ -65,12 +65,12 @@ class Setting:
 SETTINGS = (Setting(4, "mean", 4), Setting(8, "mean", 1), Setting(4, "blur", 4))  # what is measured for the docs
 
 
-def cell_sums(heat: Tensor, cell: int) -> Tensor:
-    """[b, H, W] -> [b, n]: a map added up per cell."""
+def cell_means(heat: Tensor, cell: int) -> Tensor:
+    """[b, H, W] -> [b, n]: a map averaged per cell."""
     height, width = heat.shape[1:]
     if height % cell or width % cell:
         raise MspcapsError(f"cells of {cell} pixels do not tile images of {height} x {width}")
-    return F.avg_pool2d(heat[:, None], cell).flatten(1) * cell**2
+    return F.avg_pool2d(heat[:, None], cell).flatten(1)
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def maps_of(model: nn.Module, found: Explanation, labels: Tensor) -> dict[str, T
 
 def orders_of(maps: dict[str, Tensor], setting: Setting, offset: int) -> list[tuple[str, Tensor]]:
     """(method, ranks [b, n]) of everything to measure; `offset` gives each batch random orders of its own."""
-    orders = [(name, ranks(cell_sums(heat, setting.cell))) for name, heat in maps.items()]
+    orders = [(name, ranks(cell_means(heat, setting.cell))) for name, heat in maps.items()]
     shape = orders[0][1].shape
     for seed in SEEDS:
         drawn = torch.rand(shape, generator=torch.Generator().manual_seed(1_000_003 * seed + offset))
