@@ -14,11 +14,11 @@ from mspcaps import list_models, load_model
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
-from mspcaps.export import Metadata, export_model
+from mspcaps.export import Metadata, export_model, quantize
 from mspcaps.export import model as export_module
 from mspcaps.export.graphs import METADATA_FILE, attempt
 from mspcaps.export.model import check_parity, describe
-from mspcaps.models import register_model, registry
+from mspcaps.models import register_model, registry, summarize
 
 REASON = "the extra `onnx` is not installed"
 # One of each kind: other scales, patches, losses and widths are the same graphs with other numbers in them.
@@ -105,6 +105,10 @@ def test_the_callers_model_stays_as_it_was(tmp_path):
     before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
     export_model(fresh, tmp_path / "model.pt2")
     assert fresh.training and all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+    x = torch.rand(3, 3, 16, 16)
+    with torch.no_grad():  # and the file answers as it would at rest, by the statistics that it has learnt
+        found = torch.export.load(tmp_path / "model.pt2").module()(x)
+        torch.testing.assert_close(found, fresh.eval().float()(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [2e-5, float("nan")])
@@ -166,6 +170,15 @@ def test_int8(model, place, tmp_path, monkeypatch):
     assert (made.agreement.same, made.agreement.images) == ((found == expected).sum(), len(held_out))
     assert (made.agreement.calibrated, made.agreement.data) == (16, "pictures")  # of 20: whole batches only
     assert len(held_out) == 4
+
+
+@pytest.mark.parametrize(("images", "count"), [(0, 16), (20, 16), (40, 32), (10**6, 48)])
+def test_the_calibration_fits_into_memory(model, tmp_path, monkeypatch, images, count):
+    """Its activations are kept: of as many images as there is room for, in whole batches, and of one batch at least."""
+    draw(tmp_path / "pictures", count=30)
+    monkeypatch.setattr(quantize, "MEMORY", images * summarize(model).memory_bytes_per_image)
+    seen, others = quantize.calibration(model, tmp_path / "pictures", lambda *progress: None)
+    assert (len(seen), len(others)) == (count, 12)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,8 @@ def test_the_command_needs_no_torch(place):
         (["nowhere.onnx", "x.png"], r"there is no file nowhere\.onnx"),
         (["text.onnx", "x.png"], r"text\.onnx is not a model that onnxruntime can read"),
         (["foreign.onnx", "x.png"], r"foreign\.onnx was not exported by mspcaps"),
+        (["classes.onnx", "x.png"], r"classes\.onnx: its header does not fit the model, .*\(3, 16, 20\), \(2,\)"),
+        (["channels.onnx", "x.png"], r"channels\.onnx: its header does not fit the model, .*\(3, 16, 20\), \(2,\)"),
         (["model.onnx", "x.png", "--device", "cuda"], r"runs on the CPU, with onnxruntime: leave out --device cuda"),
         (["model.onnx", "x.png", "--top", "0"], r"top is 0, but must be at least 1"),
         (["model.onnx"], r"name at least one picture"),
@@ -131,6 +133,10 @@ def test_refusals(args, pattern, place, monkeypatch, capsys):
 
     monkeypatch.chdir(place)
     (place / "text.onnx").write_text("not a model, however long this sentence may go on")
+    for key, value in (("classes", '["cat", "dog", "cow"]'), ("channels", "1")):
+        file = onnx.load(place / "model.onnx")
+        next(item for item in file.metadata_props if item.key == key).value = value
+        onnx.save(file, place / f"{key}.onnx")
     file = onnx.load(place / "model.onnx")
     del file.metadata_props[:]
     onnx.save(file, place / "foreign.onnx")

@@ -52,7 +52,6 @@ def to_onnx(program: ExportedProgram, about: Metadata) -> bytes:
     graph = file.graph
     for item in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, graph):
         del item.metadata_props[:]
-        item.doc_string = ""
     return with_metadata(file, about)
 
 
