@@ -33,9 +33,11 @@ def tell(trainer):  # one process hears of it a step before the other
     if trainer.world.rank == 1 and trainer.steps_done == 1 and trainer.epoch == 0:
         stop.set()
 first = Trainer(recipe, cpu, out=Path(out, "a"), results=Path(out, "a"), listener=tell, stop=stop)
+first.write = lambda tensors: (print("a checkpoint"), Trainer.write(first, tensors))
 assert first.run() is None and first.steps_done == 1
 second = Trainer(recipe, cpu, out=Path(out, "a"), results=Path(out, "a")).run()
 whole = Trainer(recipe, cpu, out=Path(out, "b"), results=Path(out, "b")).run()
+print("an entry" if whole.entry else "no entry")
 assert all(abs(a.loss - b.loss) < 1e-6 for a, b in zip(second.history, whole.history)), (second.history, whole.history)
 lonely = Trainer(recipe, cpu, out=Path(out, "c"), results=Path(out, "c"))
 lonely.epoch = lonely.world.rank  # as if one process had seen no checkpoint
@@ -87,6 +89,8 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(tiny_npz: Path
     said = in_two_processes(tiny_npz, tmp_path / "two")
     assert said.count("closed") == 2 and "left open" not in said
     assert said.count("refused: the processes resume from different checkpoints: all of them must see the same ") == 2
+    assert [said.count(words) for words in ("a checkpoint", "an entry", "no entry")] == [1, 1, 1], "one of them writes"
+    assert said.count("; 2 epochs in batches of 32 on ") == 5, "and tells of each run"
     (tmp_path / "one").mkdir()
     first_step(str(tiny_npz), str(tmp_path / "one"))
     one, statistics_one, entry_one, last_one = found_in(tmp_path / "one")

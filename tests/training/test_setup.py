@@ -1,0 +1,56 @@
+"""What a run is made of where its recipe leaves it to the data."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from test_trainer import CPU, recipe_for
+
+from mspcaps.data import Augmentation, ImageSet
+from mspcaps.training import setup
+from mspcaps.training.setup import build_model, images_of_own, load_images, measure, resolve
+
+
+def test_own_images_are_moved_by_an_eighth_of_their_shorter_side() -> None:
+    data = ImageSet(torch.zeros(4, 1, 40, 24, dtype=torch.uint8), torch.arange(4) % 2, ("a", "b"), "own")
+    assert resolve(recipe_for(Path("own"), augment=None), data).augment == Augmentation(crop=3, flip=False, rotate=0)
+
+
+@pytest.mark.parametrize("held_out", [0, 20])
+def test_own_images_are_counted_as_they_are_trained_on(held_out: int, tiny_npz: Path) -> None:
+    recipe = recipe_for(tiny_npz, held_out=held_out)
+    train, _ = load_images(recipe, CPU)
+    assert images_of_own(recipe) == len(train) == 96 - held_out
+
+
+def test_building_a_model_leaves_the_random_numbers_of_others_alone(tiny_npz: Path) -> None:
+    recipe = recipe_for(tiny_npz, model="mspcaps_t_scale16")
+    train, _ = load_images(recipe, CPU)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        build_model(recipe, train)
+        assert torch.equal(torch.rand(3), expected)
+
+
+def test_mean_and_deviation_are_of_images_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own images lie class after class: here the first half is black and the second white."""
+    monkeypatch.setattr(setup, "MEASURED", 10)
+    images = torch.zeros(100, 1, 4, 4, dtype=torch.uint8)
+    images[50:] = 255
+    mean, std = measure(ImageSet(images, torch.arange(100) // 50, ("black", "white"), "own"))
+    assert (*mean, *std) == pytest.approx((0.5, 0.5), abs=1e-3)
+
+
+@pytest.mark.parametrize(("modes", "channels"), [(("RGB", "L"), 3), (("L", "RGB"), 1)])
+def test_test_pictures_come_in_the_colours_of_the_training_pictures(
+    modes: tuple[str, str], channels: int, tmp_path: Path
+) -> None:
+    for split, mode in zip(("train", "test"), modes, strict=True):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.effect_noise((16, 16), 50).convert(mode).save(tmp_path / split / name / "0.png")
+    train, test = load_images(recipe_for(tmp_path), CPU)
+    assert train[0][0].shape == test[0][0].shape == (channels, 16, 16)
