@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,9 +72,9 @@ def test_the_accuracy_is_that_of_shipped_weights(tmp_path, monkeypatch):
     known |= {"bytes": path.stat().st_size, "sha256": sha256_of(path), "licence": "The weights: MIT, like mspcaps."}
     path.with_suffix(".json").write_text(json.dumps(known))
     monkeypatch.setattr(mspcaps.weights, "weights_folder", lambda: shipped)
-    text = (save_pretrained(small(), tmp_path / "a") / "README.md").read_text(encoding="utf-8")
+    text = (save_pretrained(small(), tmp_path / "a", licence="cc0-1.0") / "README.md").read_text(encoding="utf-8")
     assert "97.53 % of the 10,000 test images of mnist, measured on an abacus" in text
-    assert "license: mit\n" in text
+    assert "license: mit\n" in text, "theirs, whatever the caller says"
     other = small()
     with torch.no_grad():
         next(other.parameters()).view(-1)[0] += 1e-3
@@ -92,7 +93,11 @@ def test_refusals(tmp_path, monkeypatch):
         from_pretrained(tmp_path, revision="main")
     with pytest.raises(MspcapsError, match=r"a Linear does not say which images it takes"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path / "linear")
-    assert not (tmp_path / "linear").exists()
+    nameless = small()
+    nameless.about = {"classes": ["disc"]}
+    with pytest.raises(MspcapsError, match=r"names 1 class"):
+        save_pretrained(nameless, tmp_path / "nameless")
+    assert list(tmp_path.iterdir()) == []
     folder = save_pretrained(small(), tmp_path / "mixed")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "num_classes": 4}))
@@ -109,6 +114,30 @@ def test_refusals(tmp_path, monkeypatch):
     for call in (lambda: from_pretrained("owner/name"), lambda: push_to_hub(small(), "owner/name")):
         with pytest.raises(MspcapsError, match=r"this needs huggingface_hub, .* pip install 'mspcaps\[hub\]'$"):
             call()
+
+
+def test_what_the_hub_is_asked_for(tmp_path, monkeypatch):
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def note(what: str, answer: object):
+        return lambda *names, **options: (asked.append((what, dict(enumerate(names)) | options)), answer)[1]
+
+    folder = save_pretrained(small(), tmp_path)
+    hub = SimpleNamespace(
+        create_repo=note("create", "https://hub/owner/name"),
+        upload_folder=note("upload", None),
+        snapshot_download=note("fetch", str(folder)),
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(MspcapsError, match="name is neither a folder nor a repository OWNER/NAME"):
+        push_to_hub(small(), "name")
+    assert asked == []
+    assert push_to_hub(small(), "owner/name") == "https://hub/owner/name"
+    assert asked[0] == ("create", {0: "owner/name", "private": False, "exist_ok": True})
+    assert asked[1][0] == "upload" and asked[1][1]["repo_id"] == "owner/name"
+    assert same(from_pretrained("owner/name", revision="v2"), small())
+    wanted = {0: "owner/name", "revision": "v2", "allow_patterns": ["model.safetensors", "config.json"]}
+    assert asked[2:] == [("fetch", wanted)]
 
 
 ROUND_TRIP = """
