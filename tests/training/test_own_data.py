@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from training_makers import bars
 import mspcaps
 from mspcaps.data import Augmentation, FolderImages, ImageSet, load_dataset
 from mspcaps.errors import MspcapsError
+from mspcaps.models import register_model, registry
+from mspcaps.models.pretrained import save_weights
 from mspcaps.training import Recipe, Trainer, ledger, override, train
 from mspcaps.training.plan import Plan, StreamingPlan
 from mspcaps.training.setup import fitting_batch, load_images, resolve
@@ -244,3 +247,36 @@ def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> N
             run = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=lambda line: None)
             losses[init] += run.history[-1].loss
     assert losses["mspcaps_t.cifar10"] < 0.85 * losses[""], losses
+
+
+class Frozen(torch.nn.Module):
+    """A linear model of pixels times a factor that is not trained."""
+
+    loss = staticmethod(torch.nn.functional.cross_entropy)
+
+    def __init__(self, num_classes: int, in_chans: int, img_size: tuple[int, int], **task: Any) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        self.head = torch.nn.Linear(in_chans * img_size[0] * img_size[1], num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.factor * x.flatten(1))
+
+
+def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also over two sittings, the second of which no longer looks at the initial weights."""
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def with_a_factor(**task: Any) -> Frozen:
+        return Frozen(**task)
+
+    given = mspcaps.create_model("with_a_factor", 3, img_size=16)
+    torch.nn.init.constant_(given.factor, 3.0)
+    save_weights(tmp_path / "given.safetensors", given, classes=["c0", "c1", "c2"])
+    recipe = recipe_for(skewed, model="with_a_factor", init=str(tmp_path / "given.safetensors"))
+    assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
+    result = train(recipe, "cpu", out=tmp_path, results=tmp_path)
+    last = load_file(result.folder / "last.safetensors")
+    assert last["factor"].item() == result.model.factor.item() == 3
+    assert not torch.equal(last["head.weight"], given.head.weight)

@@ -237,7 +237,9 @@ class Trainer:
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         buffers = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
-        return self.optimizer.tensors() | buffers | {"loss_sum": self.step.loss_sum}
+        # they may be of initial weights, which a run that goes on does not read again
+        frozen = {f"frozen.{name}": p for name, p in self.model.named_parameters() if not p.requires_grad}
+        return self.optimizer.tensors() | buffers | frozen | {"loss_sum": self.step.loss_sum}
 
     def clock(self) -> float:
         """Seconds of training, over all sittings."""
