@@ -99,7 +99,7 @@ def load_splits(
         )
     size = wanted or at_least(train.size, SMALLEST)
     train = replace(train, size=size)
-    test = replace(test, size=size, channels=train.channels)
+    test = replace(test, size=size)
     if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
         replace(train, paths=train.paths + test.paths).check(
             now_and_then(lambda line: say(f"checking {line} pictures"))
