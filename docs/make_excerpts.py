@@ -24,6 +24,7 @@ from pathlib import Path
 
 from mspcaps.cli import COMMANDS, DATA, main
 from mspcaps.files import write_atomically
+from mspcaps.pages.grid import grid
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src" / "mspcaps"
@@ -64,15 +65,15 @@ def fields(request: list[str]) -> str:
     file, name = request[0].split()
     text = (SOURCE / file).read_text(encoding="utf-8")
     body = find(ast.parse(text), name).body
-    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    rows = []
     for field, note in pairwise(body):
         if isinstance(field, ast.AnnAssign):
             if not (isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant)):
                 raise LookupError(f"{ast.unparse(field.target)} has no docstring")
             kind = ast.unparse(field.annotation).replace(" | ", "` or `")  # a bar would end the cell
             default = ast.unparse(field.value).replace("field(default_factory=dict)", "{}") if field.value else ""
-            rows.append(f"| `{ast.unparse(field.target)}` | `{kind}` | `{default}` | {note.value.value} |")
-    return "\n".join(rows)
+            rows.append((f"`{ast.unparse(field.target)}`", f"`{kind}`", f"`{default}`", str(note.value.value)))
+    return "\n".join(grid(("field", "type", "default", "meaning"), rows))
 
 
 def find(tree: ast.AST, name: str) -> Named:

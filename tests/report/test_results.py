@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from ledger_makers import enter, entry
+from ledger_makers import enter, enter_three_seeds, entry
 from test_page import Balanced
 
 from mspcaps.benchmarks import tables
@@ -37,8 +37,7 @@ T = "paper/cifar10/mspcaps_t"
 def ledger(tmp_path):
     """T on CIFAR-10 with three seeds, an ablation with one, and a run of our own."""
     folder = tmp_path / "results"
-    for seed, accuracies in enumerate(([80.0, 88.9, 88.6], [80.0, 88.7, 88.5], [80.0, 88.8, 88.1])):
-        enter(folder, entry(T, accuracies, seed))
+    enter_three_seeds(folder)
     enter(folder, entry("paper/cifar10/mspcaps_t_dr", [80.0, 87.0, 86.0]))
     own = entry(T, [80.0, 91.0, 90.0])
     own["recipe"] |= {"name": "own", "lr": 0.002}

@@ -38,7 +38,8 @@ def alike(pairs: Sequence[Comparison]) -> str:
     if len(groups) < 3 or not squares:
         return ""
     deviation = math.sqrt(squares / freedom)
-    kept = still_clear([Difference.alike(a.last, b.last, deviation, freedom).chance or 0.0 for _, a, b in sides])
+    judged = [Difference.alike(a.last, b.last, deviation, freedom) for _, a, b in sides]
+    kept = still_clear([found.chance for found in judged if found.chance is not None])
     return (
         f"A few seeds say little about a spread. Assuming the same spread for all {len(groups)} T models (pooled "
         f"standard deviation {deviation:.2f} points, {freedom} degrees of freedom), with the same correction, "
