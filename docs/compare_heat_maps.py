@@ -14,9 +14,9 @@ import tyro
 from torch import Tensor
 
 from mspcaps.evaluation import load_for
-from mspcaps.explain.blocks import run_routing
-from mspcaps.explain.explanation import Explanation, explain
-from mspcaps.explain.faithfulness import (
+from mspcaps.explanation.blocks import run_routing
+from mspcaps.explanation.explanation import Explanation, explain
+from mspcaps.explanation.faithfulness import (
     SETTINGS,
     Setting,
     area,
@@ -26,9 +26,9 @@ from mspcaps.explain.faithfulness import (
     origin,
     ranks,
 )
-from mspcaps.explain.heat import effects
+from mspcaps.explanation.heat import effects
 from mspcaps.files import write_json
-from mspcaps.weights import load_model
+from mspcaps.models.shipped import load_model
 
 STEPS = 32
 TITLES = {

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from mspcaps.app import Shelf
+from mspcaps.app import ModelStore
 from mspcaps.app.page import start
 from mspcaps.files import write_atomically
 
@@ -39,7 +39,7 @@ def shoot(url: str, name: str, width: int, last: str, margin: int) -> None:
 
 
 if __name__ == "__main__":
-    running = start(Shelf([Path(word) for word in sys.argv[1:]]))
+    running = start(ModelStore([Path(word) for word in sys.argv[1:]]))
     try:
         shoot(running.url, "app.png", 1280, "#tree", 40)
         shoot(running.url, "app_narrow.png", 390, "#answer .small", 8)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mspcaps.explain.tables import with_block
+from mspcaps.explanation.tables import with_block
 from mspcaps.files import write_atomically
 
 ROOT = Path(__file__).parent.parent

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mspcaps.benchmarks.int8 import with_block
+from mspcaps.bench.int8 import with_block
 from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
-from mspcaps.files import around_marks, write_atomically
+from mspcaps.files import split_at_markers, write_atomically
 from mspcaps.models import create_model, list_models
 from mspcaps.pages.grid import grid
 
@@ -65,7 +65,7 @@ def main() -> None:
             print(*rows[-1], sep="  ", flush=True)
     head = HEAD.format(torch=torch.__version__.split("+")[0], onnxruntime=onnxruntime.__version__)
     block = BEGIN + head + "\n".join(grid(HEADS, rows, right=range(1, len(HEADS)))) + f"\n\n{END}"
-    before, after = around_marks(PAGE.read_text(encoding="utf-8"), BEGIN, END, str(PAGE))
+    before, after = split_at_markers(PAGE.read_text(encoding="utf-8"), BEGIN, END, str(PAGE))
     write_atomically(PAGE, before + block + after)
 
 

@@ -13,11 +13,11 @@ import tyro
 
 from mspcaps.cli.progress import counting
 from mspcaps.evaluation import load_for
-from mspcaps.explain.faithfulness import SEEDS, SETTINGS, measure, origin
-from mspcaps.explain.heat import ORDERS
-from mspcaps.explain.named import DRAWS
+from mspcaps.explanation.faithfulness import SEEDS, SETTINGS, measure, origin
+from mspcaps.explanation.heat import ORDERS
+from mspcaps.explanation.named import DRAWS
 from mspcaps.files import write_json
-from mspcaps.weights import load_model
+from mspcaps.models.shipped import load_model
 
 
 def main(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from mspcaps.benchmarks.int8 import FILE, measure
+from mspcaps.bench.int8 import FILE, measure
 from mspcaps.files import write_json
-from mspcaps.weights import list_pretrained
+from mspcaps.models.shipped import list_pretrained
 
 RESULTS = Path(__file__).parent.parent / "results" / "export"
 

@@ -15,7 +15,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models.pretrained import load_model, save_weights
 from mspcaps.training import Epoch, Recipe, Result
 
-SAMPLE = mspcaps.load_dataset("fashionmnist_sample", "test", image_size=32).subset(slice(0, 64))
+SAMPLE = mspcaps.load_dataset("fashionmnist_sample", "test", img_size=32).subset(slice(0, 64))
 
 
 def shipped() -> torch.nn.Module:
@@ -76,7 +76,7 @@ def test_weights_begin_another_task() -> None:
     assert torch.equal(new.blocks[1].first.conv.weight, old.blocks[1].first.conv.weight)
     assert new(torch.rand(1, 3, 32, 32)).shape == (1, 3)
     larger = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", img_size=64)
-    assert larger.about["classes"] == list(SAMPLE.classes)
+    assert larger.metadata["classes"] == list(SAMPLE.classes)
     assert (old.training, new.training, larger.training) == (False, True, True)
     assert mspcaps.create_model("mspcaps_t", pretrained=False).config["in_chans"] == 3
     with pytest.raises(
@@ -106,9 +106,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     trained, sizes = shipped(), {"img_size": np.int64(32), "num_classes": np.int64(10)}
     mean, std = (np.array(trained.config[key]) for key in ("mean", "std"))
     same = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", mean=mean, std=std, **sizes)
-    assert same.config == trained.config and same.about == trained.about
+    assert same.config == trained.config and same.metadata == trained.metadata
     other = mspcaps.create_model("mspcaps_t", pretrained="fashionmnist", mean=mean + 0.1)
-    assert other.config["mean"] == pytest.approx(mean + 0.1) and not other.about.get("recipe")
+    assert other.config["mean"] == pytest.approx(mean + 0.1) and not other.metadata.get("recipe")
     assert mspcaps.load_dataset("fashionmnist_sample", "test", np.int64(16)).size == (16, 16)
     for size in (32.5, "32", (32, 0), (1, 2, 3)):
         with pytest.raises(MspcapsError, match="one or two positive whole numbers of pixels, not "):
@@ -144,22 +144,22 @@ def test_a_module_that_does_not_know_its_sizes() -> None:
 
 def test_what_a_model_is_about(tmp_path: Path) -> None:
     model = mspcaps.create_model("mspcaps_t", in_chans=1)
-    model.about = {"classes": ["a", "b"]}
+    model.metadata = {"classes": ["a", "b"]}
     for use in (
         lambda: mspcaps.predict(model, []),
         lambda: mspcaps.evaluate(model, SAMPLE),
         lambda: mspcaps.save_pretrained(model, tmp_path),
     ):
-        with pytest.raises(MspcapsError, match=r"model\.about names 2 classes, but the model has 10"):
+        with pytest.raises(MspcapsError, match=r"model\.metadata names 2 classes, but the model has 10"):
             use()
-    model.about = {"model": "mine"}
-    with pytest.raises(MspcapsError, match=r"model\.about cannot have the key 'model'"):
+    model.metadata = {"model": "mine"}
+    with pytest.raises(MspcapsError, match=r"model\.metadata cannot have the key 'model'"):
         mspcaps.save_pretrained(model, tmp_path)
-    model.about = {"weights": SAMPLE.labels}
+    model.metadata = {"weights": SAMPLE.labels}
     with pytest.raises(MspcapsError, match=r"can hold text, numbers, lists and dictionaries only: .*Tensor"):
         mspcaps.save_pretrained(model, tmp_path)
-    model.about = {"path": "here", "tensors": 3}
-    assert mspcaps.from_pretrained(mspcaps.save_pretrained(model, tmp_path)).about == model.about
+    model.metadata = {"path": "here", "tensors": 3}
+    assert mspcaps.from_pretrained(mspcaps.save_pretrained(model, tmp_path)).metadata == model.metadata
 
 
 def test_a_set_of_images_shows_itself_in_one_line_and_wants_tensors() -> None:
@@ -210,7 +210,7 @@ def test_evaluate_takes_names_and_refuses_the_rest() -> None:
         ({"epochs": 1.5}, "epochs must be int, not 1.5"),
         ({"epochs": "3"}, "epochs must be int, not '3'"),
         ({"lr": "1e-3"}, "lr must be float"),
-        ({"image_size": (32, 48)}, "image_size must be int"),
+        ({"img_size": (32, 48)}, "img_size must be int"),
         ({"augment": {"crops": 2}}, "did you mean 'crop'"),
         ({"warmup_start": 5.0}, "must be at most 1"),
     ],
@@ -257,7 +257,7 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
         contents.add((tmp_path / f"{i}.safetensors").read_bytes())
     assert len(contents) == 1
     loaded = load_model(tmp_path / "0.safetensors")
-    assert loaded.about == about
+    assert loaded.metadata == about
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
@@ -267,10 +267,10 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
         (lambda: mspcaps.create_model(["mspcaps_t"]), "no model .*: did you mean 'mspcaps_t'"),  # type: ignore[arg-type]
         (lambda: mspcaps.create_model("mspcaps_t", num_classes=10**20), "num_classes is 100000000000000000000"),
         (lambda: mspcaps.create_model("mspcaps_t", std=(1, 1, -1)), "a deviation cannot be negative"),
-        (lambda: mspcaps.load_dataset("fashionmnist_sample", image_size=10**20), "must be at most"),
+        (lambda: mspcaps.load_dataset("fashionmnist_sample", img_size=10**20), "must be at most"),
         (lambda: mspcaps.load_model("."), "is a folder: name the weights file in it"),
         (lambda: mspcaps.from_pretrained("mspcaps_t.cifar10"), "not a folder but weights: use load_model"),
-        (lambda: mspcaps.create_model("mspcaps_t_mean", pretrained="cifar10"), r"mspcaps_t\.svhn\): name a"),
+        (lambda: mspcaps.create_model("mspcaps_t_mean", pretrained="cifar10"), r"mspcaps_t\.svhn\): train it"),
         (lambda: mspcaps.explain(shipped(), SAMPLE.images[:2] / 255).tree(2), "images are numbered 0 to 1, not 2"),
         (lambda: mspcaps.save_pretrained(None, "nowhere"), "expected a model, not None"),  # type: ignore[arg-type]
         (lambda: mspcaps.train("quickstart", "cpu", form="fast"), "no form 'fast': the forms are eager"),

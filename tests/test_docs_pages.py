@@ -65,7 +65,7 @@ def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
 def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:
     images, labels = np.random.default_rng(0).integers(0, 255, (8, 16, 16)).astype(np.uint8), np.arange(8) % 2
     np.savez(tmp_path / "d.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    recipe = Recipe(model="mspcaps_t_scale16", data=str(tmp_path / "d.npz"), epochs=1, batch_size=4, image_size=16)
+    recipe = Recipe(model="mspcaps_t_scale16", data=str(tmp_path / "d.npz"), epochs=1, batch_size=4, img_size=16)
     entry = train(recipe, "cpu", out=tmp_path, results=tmp_path).entry
     table = page("recipes.md").partition("| key | meaning |")[2].partition("\n\n")[0]
     told = [
@@ -111,4 +111,4 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
     assert trained == ["routing.1.w2"] and names["head"].routing[1].w2.shape[2] == 3
     assert names["own"].name == "my pictures" and names["loss"].item() > 0
     assert names["other"].config["num_classes"] == 5 and names["result"].recipe.name == "quickstart+epochs=1"
-    assert names["again"].about["classes"] == list(names["data"].classes)
+    assert names["again"].metadata["classes"] == list(names["data"].classes)

@@ -39,18 +39,18 @@ def test_what_has_no_capsules_is_not_said_to_have_them() -> None:
 def test_what_a_file_holds_is_found_out(tmp_path: Path) -> None:
     loaded = mspcaps.load_model("mspcaps_t.fashionmnist")
     assert_type(loaded, Model)
-    assert_type(loaded.about, dict[str, Any])
+    assert_type(loaded.metadata, dict[str, Any])
     mspcaps.save_pretrained(loaded, tmp_path)
     again = mspcaps.from_pretrained(tmp_path)
     assert_type(again, Model)
     assert isinstance(again, MSPCaps)
     assert again.forward_capsules(X[:, :1]).shape == (2, 10, 32)
-    assert again.config == loaded.config and again.about == loaded.about
+    assert again.config == loaded.config and again.metadata == loaded.metadata
 
 
 def test_a_new_model_is_about_nothing_yet() -> None:
     with torch.device("meta"):
-        assert all(mspcaps.create_model(name).about == {} for name in mspcaps.list_models())
+        assert all(mspcaps.create_model(name).metadata == {} for name in mspcaps.list_models())
         assert all(isinstance(mspcaps.create_model(name), Model) for name in mspcaps.list_models())
 
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from mspcaps.data import load_dataset
     from mspcaps.evaluation import evaluate
     from mspcaps.evaluation.predict import predict
-    from mspcaps.explain import explain
+    from mspcaps.explanation import explain
     from mspcaps.export import from_pretrained, push_to_hub, save_pretrained
     from mspcaps.models import Model, MSPCapsName, list_models
     from mspcaps.models.mspcaps import MSPCaps
+    from mspcaps.models.shipped import list_pretrained, load_model
     from mspcaps.training import Recipe, Result
-    from mspcaps.weights import list_pretrained, load_model
 
 __all__ = [
     "create_model", "evaluate", "explain", "from_pretrained", "list_models", "list_pretrained", "load_dataset",
@@ -25,17 +25,17 @@ __version__ = "0.1.0"
 # Loaded at first use: `import mspcaps` itself does not even import torch.
 _HOMES = {
     "evaluate": "mspcaps.evaluation",
-    "explain": "mspcaps.explain",
+    "explain": "mspcaps.explanation",
     "from_pretrained": "mspcaps.export",
     "list_models": "mspcaps.models",
-    "list_pretrained": "mspcaps.weights",
+    "list_pretrained": "mspcaps.models.shipped",
     "load_dataset": "mspcaps.data",
-    "load_model": "mspcaps.weights",
+    "load_model": "mspcaps.models.shipped",
     "predict": "mspcaps.evaluation",
     "push_to_hub": "mspcaps.export",
     "save_pretrained": "mspcaps.export",
 }
-_ROOMS = ("capsules", "data", "errors", "evaluation", "export", "models", "pictures", "training", "weights")
+_ROOMS = ("capsules", "data", "errors", "evaluation", "export", "models", "pictures", "training")
 
 
 def __getattr__(name: str) -> Any:
@@ -112,8 +112,8 @@ def create_model(
         return create_model(name, **task)
     import torch
 
+    from mspcaps.models.shipped import find_weights, list_pretrained, load_model
     from mspcaps.models.transfer import transfer
-    from mspcaps.weights import find_weights, list_pretrained, load_model
 
     if pretrained is True:
         shipped = ", ".join(shipped.partition(".")[2] for shipped in list_pretrained(f"{name}.*")) or "none"
@@ -131,10 +131,10 @@ def create_model(
         wanted = create_model(**{**config, **task}).config
     if wanted == trained.config:
         return trained
-    model, about = create_model(**wanted), trained.about
+    model, about = create_model(**wanted), trained.metadata
     same = config["num_classes"] == wanted["num_classes"]
     transfer(model, path, about.get("classes", ()) if same else (), str(pretrained))
-    model.about = {"classes": about["classes"]} if same and "classes" in about else {}
+    model.metadata = {"classes": about["classes"]} if same and "classes" in about else {}
     return model
 
 
@@ -148,9 +148,9 @@ def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bo
     from contextlib import nullcontext
     from dataclasses import fields
 
+    from mspcaps.models.shipped import weights_path
     from mspcaps.progress import training_progress
     from mspcaps.training import Recipe, Trainer, load_recipe, override, train
-    from mspcaps.weights import weights_path
 
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
@@ -160,5 +160,5 @@ def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bo
     options = {"find_weights": weights_path, **({} if progress else {"say": lambda line: None}), **options}
     with training_progress() if progress and "listener" not in options else nullcontext() as listener:
         if listener is not None:
-            options["listener"] = lambda trainer: listener(trainer) if trainer.world.leads else None
+            options["listener"] = lambda trainer: listener(trainer) if trainer.world.is_main else None
         return train(override(recipe, **changes), device, **options)

@@ -72,7 +72,7 @@ def reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def held(folder: Path, refusal: str) -> Iterator[None]:
+def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
     """No other process holds the folder meanwhile; it is free again when this one ends, however that happens."""
     try:
         import fcntl
@@ -98,7 +98,7 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
         os.close(handle)
 
 
-def readable(name: str) -> str:
+def to_utf8(name: str) -> str:
     """The name of a file as UTF-8 text: the system allows names that are none."""
     return os.fsencode(name).decode("utf-8", "replace")
 
@@ -112,7 +112,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def size_of(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes for people."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB"):
@@ -121,7 +121,7 @@ def size_of(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def around_marks(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
+def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
     """What stands before and after the two marks of a text; between them, marks included, a generated block goes."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise MspcapsError(

@@ -11,21 +11,21 @@ from hostile import noise, save
 from PIL import Image
 
 import mspcaps
-from mspcaps.app import Changes, Shelf, answer
+from mspcaps.app import Changes, ModelStore, answer
 from mspcaps.app.perturb import perturbed, rotated
 from mspcaps.app.session import both_sides, lengths_of
-from mspcaps.app.shelf import file_title
+from mspcaps.app.store import file_title
 from mspcaps.app.uploads import accept, picture_pixels
 from mspcaps.app.view import sentence, style
 from mspcaps.errors import MspcapsError
-from mspcaps.explain import explain
+from mspcaps.explanation import explain
 from mspcaps.models.pretrained import save_weights
 from mspcaps.pages import image_url
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory) -> Shelf:
-    return Shelf([weights(tmp_path_factory.mktemp("shelf") / "grey.safetensors")])
+def shelf(tmp_path_factory) -> ModelStore:
+    return ModelStore([weights(tmp_path_factory.mktemp("shelf") / "grey.safetensors")])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_an_answer_says_what_the_model_says(shelf, model):
         pixels = torch.from_numpy(picture_pixels(sample.picture, (32, 32), 1))
         with torch.no_grad():
             scores = model(pixels[None] / 255)[0]
-        assert found.label == model.about["classes"][int(scores.argmax())]
+        assert found.label == model.metadata["classes"][int(scores.argmax())]
         assert list(found.lengths.values()) == pytest.approx(scores.tolist(), abs=1e-5)
         assert f"<b>{found.label}</b>" in found.view and "untouched" not in found.view
         assert found.view.count('class="big"') == 4, "parts and heat of winner and runner-up"
@@ -105,7 +105,7 @@ def test_numbers_that_are_none(value):
 
 def test_models_without_a_tree_still_answer(tmp_path):
     paths = [weights(tmp_path / f"{name}.safetensors", name, "cifar10", 3) for name in ("resnet20", "mspcaps_t_dr")]
-    shelf = Shelf(paths)
+    shelf = ModelStore(paths)
     picture = accept(save(noise(), "PNG"))
     for name, own in zip(shelf.names[:2], ("resnet20", "mspcaps_t_dr"), strict=True):
         found = answer(shelf.model(name), picture, Changes(fgsm=2))
@@ -120,8 +120,8 @@ def test_names_on_the_shelf(tmp_path, monkeypatch):
     monkeypatch.setenv("MSPCAPS_DATA", str(tmp_path / "empty"))
     (tmp_path / "a").mkdir()
     one, two = weights(tmp_path / "w.safetensors"), weights(tmp_path / "a" / "w.safetensors")
-    monkeypatch.setattr("mspcaps.app.shelf.list_pretrained", lambda: [])
-    shelf = Shelf([one, two, two])
+    monkeypatch.setattr("mspcaps.app.store.list_pretrained", lambda: [])
+    shelf = ModelStore([one, two, two])
     title = "mspcaps_t · FashionMNIST"
     assert shelf.names == [
         f"{title} · {tmp_path.name}/w.safetensors", f"{title} · a/w.safetensors", f"{title} · a/w.safetensors (2)",
@@ -130,11 +130,11 @@ def test_names_on_the_shelf(tmp_path, monkeypatch):
         with pytest.raises(MspcapsError, match="there is no model"):
             shelf.model(wrong)
     with pytest.raises(MspcapsError, match="there is no model to show"):
-        Shelf([])
+        ModelStore([])
     with pytest.raises(MspcapsError, match="there is no weights file"):
-        Shelf([tmp_path / "absent.safetensors"])
+        ModelStore([tmp_path / "absent.safetensors"])
     assert (
-        Shelf([weights(tmp_path / "c.safetensors", data="cifar10", channels=3)]).samples(
+        ModelStore([weights(tmp_path / "c.safetensors", data="cifar10", channels=3)]).samples(
             "mspcaps_t · CIFAR-10 · c.safetensors"
         )
         == []
@@ -171,7 +171,7 @@ def test_two_channels_are_refused(tmp_path):
     path = tmp_path / "two.safetensors"
     save_weights(path, mspcaps.create_model("mspcaps_t", in_chans=2))
     with pytest.raises(MspcapsError, match="images with 2 channels"):
-        Shelf([path])
+        ModelStore([path])
 
 
 def test_samples_of_a_folder(tmp_path):
@@ -181,13 +181,13 @@ def test_samples_of_a_folder(tmp_path):
             Image.new("L", (20, 20), 10 * i).save(tmp_path / "mine" / name / f"{i}.png")
     model = mspcaps.create_model("mspcaps_t", num_classes=2, in_chans=1)
     save_weights(tmp_path / "w.safetensors", model, classes=["disc", "square"], recipe={"data": str(tmp_path / "mine")})
-    shelf = Shelf([tmp_path / "w.safetensors"])
+    shelf = ModelStore([tmp_path / "w.safetensors"])
     assert [sample.title for sample in shelf.samples(shelf.names[0])] == ["disc", "square"]
 
 
 def test_words_are_escaped(tmp_path):
     model = mspcaps.create_model("mspcaps_t", num_classes=2)
-    model.about = {"classes": ["<b>x</b>", "a & b"]}
+    model.metadata = {"classes": ["<b>x</b>", "a & b"]}
     found = answer(model.eval(), image_url(np.zeros((3, 8, 8), np.uint8)))
     assert "<b>x" not in found.view.replace("<b>&lt;b", "") and "<b>x" not in found.tree
     assert sentence("no <i>") == '<div class="view"><p class="sorry">No &lt;i&gt;.</p></div>'

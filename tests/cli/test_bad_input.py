@@ -52,7 +52,7 @@ def impossible_size(here, patch):
 
 @case(r"8 x 8 pixels leaves no capsule")
 def impossible_size_in_training(here, patch):
-    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t", "--batch-size", 4, "--image-size", 8]
+    return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t", "--batch-size", 4, "--img-size", 8]
 
 
 @case(r"num_classes is 1, but mspcaps_t needs at least 2")
@@ -239,7 +239,7 @@ def data_that_has_moved(here, patch):
     return ["eval", trained(here / "model.safetensors")]
 
 
-@case(r"the data has changed since .*\.json was written, from 10 training images to 12: train with --again")
+@case(r"the data has changed since .*\.json was written, from 10 training images to 12: train with --overwrite")
 def data_that_has_changed(here, patch):
     draw(here / "pictures")
     assert main(["train", "--data", "pictures", *TINY]) == 0

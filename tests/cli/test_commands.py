@@ -28,7 +28,7 @@ from mspcaps.cli.training import (
     resumable_progress,
 )
 from mspcaps.data import Augmentation
-from mspcaps.files import size_of
+from mspcaps.files import format_bytes
 from mspcaps.models.initial import KINDS
 from mspcaps.progress import Meter, clock, per_second
 from mspcaps.training import Epoch, Recipe, list_recipes
@@ -109,7 +109,7 @@ def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     assert again.status == 0 and again.out.startswith("already done: ") and str(weights.name) in again.out
     assert weights.stat().st_mtime_ns == written
     assert "pictures: 10 training and 2 test images of 2 classes, 1 x 32 x 32; mspcaps_t_scale16, " in first.out
-    assert say("train", "--data", "pictures", *TINY, "--again").status == 0
+    assert say("train", "--data", "pictures", *TINY, "--overwrite").status == 0
     assert weights.stat().st_mtime_ns > written
 
 
@@ -123,12 +123,12 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
     spoken = say("train", "--data", "pictures", *TINY, "--out", "elsewhere")
     assert spoken.status == 0 and entry.read_bytes() == before
     last = json.loads(before)["accuracy"]["last"]
-    told = f"the ledger already has this run, with {last:.2f} % after the last epoch: this one goes to results/again"
+    told = f"the ledger already has this run, with {last:.2f} % after the last epoch: this one goes to results/repeats"
     assert told in spoken.out
-    (repeated,) = place.glob("results/again/*/*/*.json")
-    assert repeated.relative_to(place / "results/again") == entry.relative_to(place / "results")
+    (repeated,) = place.glob("results/repeats/*/*/*.json")
+    assert repeated.relative_to(place / "results/repeats") == entry.relative_to(place / "results")
     assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere").out.startswith("already done: ")
-    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere", "--again").status == 0
+    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere", "--overwrite").status == 0
     assert entry.read_bytes() != before
 
 
@@ -172,7 +172,7 @@ def test_the_process_that_leads_shows_what_this_sitting_adds(leads, told, capsys
 
 def test_one_change_of_the_augmentation_leaves_the_rest(say, place):
     draw(place / "pictures", size=48)
-    for words, expected in (((), 6), (("--image-size", 32), 4)):
+    for words, expected in (((), 6), (("--img-size", 32), 4)):
         assert say("train", "--data", "pictures", *TINY, *words, "--augment.flip").status == 0
         entry = json.loads(
             max(place.glob("results/pictures/*/*.json"), key=lambda path: path.stat().st_mtime).read_text()
@@ -310,7 +310,7 @@ def test_ctrl_c_tells_how_to_resume(place):
 def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
     """It does not wait for runs that would take hours, and the same command goes on where they were."""
     draw(place / "pictures", count=40)
-    recipe = f'model = "mspcaps_t_scale16"\ndata = "{place / "pictures"}"\nimage_size = 16\nepochs = 2000\n'
+    recipe = f'model = "mspcaps_t_scale16"\ndata = "{place / "pictures"}"\nimg_size = 16\nepochs = 2000\n'
     (place / "long.toml").write_text(recipe + 'name = "long"\nbatch_size = 8\n')
     (place / "sweep.toml").write_text('[[runs]]\nrecipe = "long.toml"\n')
     source = Path(__file__).parents[2] / "src"
@@ -347,5 +347,5 @@ def test_help_comes_without_torch():
 def test_small_words():
     assert [per_second(rate) for rate in (1234.5, 12.3, 0.034)] == ["1,234 images/s", "12 images/s", "0.034 images/s"]
     assert [clock(s) for s in (9, 75, 3675)] == ["0:09", "1:15", "1:01:15"]
-    assert [size_of(n) for n in (12, 1500, 692_000, 21_900_000)] == ["12 B", "1.5 kB", "692 kB", "21.9 MB"]
+    assert [format_bytes(n) for n in (12, 1500, 692_000, 21_900_000)] == ["12 B", "1.5 kB", "692 kB", "21.9 MB"]
     assert [parse_duration(t) for t in ("90", "540s", "9m", "1.5h")] == [90, 540, 540, 5400]

@@ -42,8 +42,8 @@ def test_folder_with_its_own_split(root: Path) -> None:
     assert train.images[4].unique(dim=1).shape == (3, 1, 8) and train.images[4, :, 2, 3].tolist() == [1, 100, 0]
     assert test.labels.tolist() == [1] and test.images[0, :, 0, 0].tolist() == [0, 100, 7]
     assert len(load_dataset(root, "all")) == 7
-    assert load_dataset(root, "train", image_size=16).size == (16, 16)
-    assert load_dataset(root, "train", image_size=(4, 5)).size == (4, 5)
+    assert load_dataset(root, "train", img_size=16).size == (16, 16)
+    assert load_dataset(root, "train", img_size=(4, 5)).size == (4, 5)
 
 
 def test_folder_without_split_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_broken_pictures_are_named(root: Path) -> None:
     for reason, content in cases.items():
         victim.write_bytes(content)
         with pytest.raises(MspcapsError) as caught:
-            load_dataset(root, "train", image_size=8)
+            load_dataset(root, "train", img_size=8)
         assert str(victim) in str(caught.value) and reason in str(caught.value)
     victim.write_bytes(b"")
     with pytest.raises(MspcapsError, match=r"1.png"):

@@ -18,7 +18,7 @@ REAL = ["mnist", "fashionmnist", "svhn", "cifar10"]
 def test_catalog_is_complete_and_follows_the_recipe() -> None:
     assert list(CATALOG) == [*REAL, "fashionmnist_sample"]
     for name, entry in CATALOG.items():
-        assert entry.name == name and len(entry.classes) == 10 and entry.image_size == (32, 32)
+        assert entry.name == name and len(entry.classes) == 10 and entry.img_size == (32, 32)
         assert len(entry.mean) == len(entry.std) == entry.channels
         assert all(set(v.sha256) in (set(ARRAYS), set()) for v in entry.variants)
         assert entry.licence.endswith(".") and all(v.provenance.endswith(".") for v in entry.variants)
@@ -42,7 +42,7 @@ def test_absent_set_says_what_to_run(cache: Path) -> None:
     with pytest.raises(MspcapsError, match='no split "val"'):
         load_dataset("cifar10", "val")
     with pytest.raises(MspcapsError, match="positive"):
-        load_dataset("fashionmnist_sample", "test", image_size=0)
+        load_dataset("fashionmnist_sample", "test", img_size=0)
     assert {status.facts.name for status in list_datasets() if status.ready} == {"fashionmnist_sample"}
 
 
@@ -51,7 +51,7 @@ def test_cache_round_trip_verify_and_damage(cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(CATALOG, "mnist", entry)  # type: ignore[arg-type]
     path = store(entry, arrays, entry.variants[0])
     assert path == cache / "mnist.npz" and is_cached("mnist") and provenance("mnist") == verify("mnist") == "tiny"
-    data = load_dataset("mnist", "test", image_size=28)
+    data = load_dataset("mnist", "test", img_size=28)
     assert np.array_equal(data.images.numpy(), arrays["x_test"]) and data.labels.dtype == torch.int64
     assert load_dataset("mnist", "train").size == (32, 32) and len(load_dataset("mnist", "all")) == 30
 
@@ -75,7 +75,7 @@ def test_npz_of_ones_own(tmp_path: Path) -> None:
     np.savez(tmp_path / "split.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
     test = load_dataset(tmp_path / "split.npz", "test")
     assert test.images.shape == (10, 3, 8, 9) and test.classes == ("0", "1", "2") and test.name == "split"
-    assert load_dataset(tmp_path / "split.npz", "test", image_size=4).size == (4, 4)
+    assert load_dataset(tmp_path / "split.npz", "test", img_size=4).size == (4, 4)
     np.savez(tmp_path / "one.npz", images=x[..., 0], labels=y, classes=np.array(["a", "b", "c"]))
     parts = {split: load_dataset(tmp_path / "one.npz", split) for split in ("train", "test", "all")}
     assert [len(parts[split]) for split in ("train", "test", "all")] == [24, 6, 30]
@@ -145,7 +145,7 @@ def test_npz_whose_classes_may_lack_images(tmp_path: Path) -> None:
 
 def test_sample_counts_and_checksums() -> None:
     for split, per_class in PER_CLASS.items():
-        data = load_dataset("fashionmnist_sample", split, image_size=28)
+        data = load_dataset("fashionmnist_sample", split, img_size=28)
         assert data.images.shape == (10 * per_class, 1, 28, 28)
         assert data.labels.bincount().tolist() == [per_class] * 10
     assert verify("fashionmnist_sample") == provenance("fashionmnist_sample")
@@ -173,7 +173,7 @@ def test_facts_hold_for_the_real_data(name: str) -> None:
     assert (len(train), train.channels, train.size) == (entry.train, entry.channels, (32, 32))
     mean, std = train.mean_and_std()
     assert mean == pytest.approx(entry.mean, abs=1e-6) and std == pytest.approx(entry.std, abs=1e-6)
-    assert len(load_dataset(name, "test", image_size=entry.native_size)) == entry.test
+    assert len(load_dataset(name, "test", img_size=entry.native_size)) == entry.test
 
 
 def test_sample_is_made_from_the_real_data(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_sample_is_made_from_the_real_data(tmp_path: Path) -> None:
         pytest.skip("fashionmnist is not cached; `mspcaps data get fashionmnist` fetches it")
     make(tmp_path)
     for split in PER_CLASS:
-        made, shipped = load_dataset(tmp_path, split), load_dataset("fashionmnist_sample", split, image_size=28)
+        made, shipped = load_dataset(tmp_path, split), load_dataset("fashionmnist_sample", split, img_size=28)
         assert torch.equal(made.images, shipped.images) and torch.equal(made.labels, shipped.labels)
 
 

@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_refused(model, data):
 
 def test_another_numbering_of_the_classes_is_refused(data):
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
-    model.about = {"classes": [data.classes[1], data.classes[0], *data.classes[2:]]}
+    model.metadata = {"classes": [data.classes[1], data.classes[0], *data.classes[2:]]}
     with pytest.raises(MspcapsError, match=f"class 0 is '{data.classes[1]}' for the model and '{data.classes[0]}' in"):
         evaluate(model, data)
-    model.about = {"classes": list(data.classes)}
+    model.metadata = {"classes": list(data.classes)}
     assert evaluate(model, data).n == len(data)
 
 

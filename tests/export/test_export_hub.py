@@ -18,7 +18,7 @@ from mspcaps.export import from_pretrained, save_pretrained
 from mspcaps.export.hub import push_to_hub
 from mspcaps.files import sha256_of
 from mspcaps.models.pretrained import save_weights
-from mspcaps.weights import Card
+from mspcaps.models.shipped import Card
 
 SOURCE = Path(__file__).parents[2] / "src"
 CLASSES = ["disc", "square", "Dreieck ∆"]
@@ -27,7 +27,7 @@ CLASSES = ["disc", "square", "Dreieck ∆"]
 def small() -> torch.nn.Module:
     torch.manual_seed(3)
     model = mspcaps.create_model("mspcaps_t_scale16", 3, in_chans=1, img_size=(16, 20), mean=[0.3], std=[0.2])
-    model.about = {"classes": CLASSES, "recipe": {"data": "pictures"}}
+    model.metadata = {"classes": CLASSES, "recipe": {"data": "pictures"}}
     return model.eval()
 
 
@@ -42,7 +42,7 @@ def test_there_and_back(tmp_path, capsys):
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json", "README.md"}
     again = from_pretrained(folder)
     assert same(model, again) and not again.training
-    assert again.about["classes"] == CLASSES and again.config == model.config
+    assert again.metadata["classes"] == CLASSES and again.config == model.config
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert (config["architecture"], config["num_classes"], config["img_size"]) == ("mspcaps_t_scale16", 3, [16, 20])
     assert (config["classes"], config["mean"], config["library_name"]) == (CLASSES, [0.3], "mspcaps")
@@ -71,7 +71,7 @@ def test_the_accuracy_is_that_of_shipped_weights(tmp_path, monkeypatch):
     known |= {"accuracy": 97.531, "test_images": 10_000, "dataset": "mnist", "measured_on": "an abacus", "probe": []}
     known |= {"bytes": path.stat().st_size, "sha256": sha256_of(path), "licence": "The weights: MIT, like mspcaps."}
     path.with_suffix(".json").write_text(json.dumps(known))
-    monkeypatch.setattr(mspcaps.weights, "weights_folder", lambda: shipped)
+    monkeypatch.setattr(mspcaps.models.shipped, "weights_folder", lambda: shipped)
     text = (save_pretrained(small(), tmp_path / "a", licence="cc0-1.0") / "README.md").read_text(encoding="utf-8")
     assert "97.53 % of the 10,000 test images of mnist, measured on an abacus" in text
     assert "license: mit\n" in text, "theirs, whatever the caller says"
@@ -94,7 +94,7 @@ def test_refusals(tmp_path, monkeypatch):
     with pytest.raises(MspcapsError, match=r"a Linear does not say which images it takes"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path / "linear")
     nameless = small()
-    nameless.about = {"classes": ["disc"]}
+    nameless.metadata = {"classes": ["disc"]}
     with pytest.raises(MspcapsError, match=r"names 1 class"):
         save_pretrained(nameless, tmp_path / "nameless")
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,7 @@ model = mspcaps.from_pretrained(sys.argv[1])
 print(mspcaps.push_to_hub(model, "someone/shapes", private=True))
 again = mspcaps.from_pretrained("someone/shapes")
 x, y = model.state_dict(), again.state_dict()
-print(x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), *again.about["classes"])
+print(x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), *again.metadata["classes"])
 for name in ("someone/nothing", "someone/foreign"):
     try:
         mspcaps.from_pretrained(name)
@@ -187,7 +187,7 @@ def test_over_the_wire(tmp_path):
         assert held["README.md"] == (folder / "README.md").read_bytes()
         assert sorted(hub.fetched) == ["config.json", "config.json", "model.safetensors"]  # nothing else was asked for
     # the hub is gone, the cache is not
-    code = "import mspcaps; print(*mspcaps.from_pretrained('someone/shapes').about['classes'])"
+    code = "import mspcaps; print(*mspcaps.from_pretrained('someone/shapes').metadata['classes'])"
     done = in_a_process(code, hub, tmp_path / "cache", HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stdout.strip()) == (0, " ".join(CLASSES)), done.stderr
 

@@ -124,7 +124,7 @@ def test_other_channels_answer_a_grey_picture_alike(old_chans, new_chans, tmp_pa
 
 
 def test_shipped_weights_in_half_precision(tmp_path):
-    from mspcaps.weights import weights_path
+    from mspcaps.models.shipped import weights_path
 
     path = weights_path("mspcaps_t.cifar10")
     old = load_model(path).state_dict()

@@ -8,11 +8,11 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.evaluation import Evaluation
+from mspcaps.models.shipped import read_card
 from mspcaps.report.page import Page, card, choose_right, choose_wrong, confusion, render
 from mspcaps.report.quickstart import SHIPPED, quickstart, shipped
 from mspcaps.report.svg import confusion_chart, log_ticks, nice_ticks, smoothed
 from mspcaps.training import Epoch, Recipe
-from mspcaps.weights import read_card
 
 CLASSES = ("cat & dog", "<b>", "bird")
 
@@ -118,7 +118,7 @@ def test_charts():
 
 def test_quickstart_writes_everything_below_its_folder(tmp_path):
     tiny = Recipe(
-        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=500, image_size=12,
+        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=500, img_size=12,
         augment=Augmentation(),
     )  # fmt: skip
     steps = []

@@ -12,8 +12,8 @@ import pytest
 from ledger_makers import enter, enter_three_seeds, entry
 from test_page import Balanced
 
-from mspcaps.benchmarks import tables
-from mspcaps.benchmarks.tables import number
+from mspcaps.bench import tables
+from mspcaps.bench.tables import number
 from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
 from mspcaps.report import markdown, paper, readme, results_page
@@ -426,7 +426,7 @@ def test_what_was_changed_after_the_first_runs_is_told(ledger):
 def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
     before = read_report(ledger)
     for seed, last in enumerate((86.0, 87.0)):
-        enter(ledger / "again", entry(T, [80.0, 81.0, last], seed))
+        enter(ledger / "repeats", entry(T, [80.0, 81.0, last], seed))
     after = read_report(ledger)
     assert (after.runs, after.main, len(after.again)) == (before.runs, before.main, 2)
     each = "([run by run](speed.md#the-same-run-made-again))"
@@ -435,7 +435,7 @@ def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
     shown = render_speed(ledger, after)
     assert '<a id="the-same-run-made-again"></a>\n\n## Repeated runs' in shown
     assert ": 88.50 | " in shown and ": 87.00 | +1.50 |" in shown
-    enter(ledger / "again", entry(T, [80.0, 81.0, 86.0], 7))
+    enter(ledger / "repeats", entry(T, [80.0, 81.0, 86.0], 7))
     with pytest.raises(MspcapsError, match=r"mspcaps_t, paper, seed 7 is in again/, but not in the ledger"):
         render_speed(ledger, read_report(ledger))
 
@@ -470,7 +470,7 @@ def test_how_firm_a_conclusion_is(ledger):
         enter(ledger, entry("paper/cifar10/mspcaps_t_scale8", [80.0, 87.1 - 0.1 * seed], seed))
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, 88.0 - 0.1 * seed], seed))
     for seed, last in enumerate((88.5, 88.4, 88.0)):  # 0.216 with 4 degrees of freedom, whose quantile is 2.776
-        enter(ledger / "again", entry(T, [80.0, last], seed))
+        enter(ledger / "repeats", entry(T, [80.0, last], seed))
     text = ablation_files(read_report(ledger))["ablations.md"]
     _, _, firm = text.split("\n## ")[0].partition(f"**{markdown.FIRM}**\n\n")
     first, second, third = firm.splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mspcaps.benchmarks.reference import plain
+from mspcaps.bench.reference import plain
 from mspcaps.training import Trainer, load_recipe, override, setup, trainer
 
 

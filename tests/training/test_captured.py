@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from mspcaps.benchmarks.reference import plain
+from mspcaps.bench.reference import plain
 from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.data.cache import is_cached
 from mspcaps.models import create_model
-from mspcaps.training.plan import Plan
+from mspcaps.training.loader import Plan
 from mspcaps.training.setup import make_step
 from mspcaps.training.step import Form, Step
 

@@ -16,7 +16,7 @@ from mspcaps.models.layers import BatchNorm
 from mspcaps.training import Recipe, Trainer
 from mspcaps.training.distributed import SyncBatchNorm, synchronize_batchnorm
 
-RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "image_size": 16}
+RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "img_size": 16}
 
 SCRIPT = """
 import atexit, sys, threading, torch
@@ -55,7 +55,7 @@ def first_step(data: str, out: str) -> None:
     trainer = Trainer(recipe, torch.device("cpu"), out=Path(out), results=Path(out))
     trainer.plan.begin(0)
     _, gradients = trainer.step.gradients()
-    if trainer.world.leads:
+    if trainer.world.is_main:
         statistics = {name: b.clone() for name, b in trainer.model.named_buffers() if "running" in name}
         torch.save(([g.clone() for g in gradients], statistics), f"{out}/first.pt")
     trainer.run()

@@ -19,7 +19,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models import register_model, registry
 from mspcaps.models.pretrained import save_weights
 from mspcaps.training import Recipe, Trainer, ledger, override, train
-from mspcaps.training.plan import Plan, StreamingPlan
+from mspcaps.training.loader import Plan, StreamingPlan
 from mspcaps.training.setup import fitting_batch, load_images, resolve
 from mspcaps.training.sweep import load_sweep, run_sweep
 
@@ -29,7 +29,7 @@ AUGMENT = Augmentation(2, True, 10)
 
 def recipe_for(data: Path, **changes: object) -> Recipe:
     base = {"data": str(data), "name": "test", "epochs": 2, "batch_size": 8, "warmup_epochs": 1, "lr": 2e-3}
-    return Recipe(**base | {"image_size": 16, "augment": AUGMENT} | changes)  # type: ignore[arg-type]
+    return Recipe(**base | {"img_size": 16, "augment": AUGMENT} | changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def other(tmp_path: Path) -> Path:
     """Weights of the same architecture, trained for a moment on pictures of another size with other classes."""
     images, labels = bars(32, 32, 7)
     np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    recipe = recipe_for(tmp_path / "other.npz", image_size=32, epochs=1)
+    recipe = recipe_for(tmp_path / "other.npz", img_size=32, epochs=1)
     return train(recipe, "cpu", out=tmp_path / "o", results=tmp_path / "o").folder / "last.safetensors"
 
 
@@ -148,7 +148,7 @@ def test_names_of_shipped_weights_are_for_the_front(skewed: Path, tmp_path: Path
 
 def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(
-        f'data = "{skewed}"\nepochs = 1\nbatch_size = 8\nimage_size = 16\nbalance = true\ninit = "x.safetensors"\n'
+        f'data = "{skewed}"\nepochs = 1\nbatch_size = 8\nimg_size = 16\nbalance = true\ninit = "x.safetensors"\n'
     )
     (tmp_path / "sweep.toml").write_text(f'[[runs]]\nrecipe = "{tmp_path}/recipe.toml"\nepochs = 2\n')
     (recipe,) = load_sweep(tmp_path / "sweep.toml")
@@ -165,7 +165,7 @@ def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp
     assert entry["images"] == 53 and [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"]
     shutil.copy(skewed / "train" / "c0" / "0.png", skewed / "train" / "c0" / "new.png")
     with pytest.raises(
-        MspcapsError, match="from 53 training images to 54: train with --again to replace it, or give the new "
+        MspcapsError, match="from 53 training images to 54: train with --overwrite to replace it, or give the new "
     ):
         run_sweep([recipe], **sweep)
     path = ledger.entry_path(tmp_path / "r", recipe)
@@ -206,7 +206,7 @@ def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(MspcapsError, match="cannot be split among 3 processes: choose a batch_size of 9"):
         Plan(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
     monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
-    with pytest.raises(MspcapsError, match=r"does not: choose a smaller image_size, or put .* into a test folder"):
+    with pytest.raises(MspcapsError, match=r"does not: choose a smaller img_size, or put .* into a test folder"):
         load_images(recipe_for(skewed, held_out=3), CPU)
 
 
@@ -242,7 +242,7 @@ def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> N
     losses = {"": 0.0, "mspcaps_t.cifar10": 0.0}
     for init in losses:
         for seed in (0, 1):
-            recipe = recipe_for(tmp_path / "three.npz", image_size=32, augment=None, epochs=8, batch_size=10)
+            recipe = recipe_for(tmp_path / "three.npz", img_size=32, augment=None, epochs=8, batch_size=10)
             recipe = override(recipe, init=init, seed=seed)
             run = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=lambda line: None)
             losses[init] += run.history[-1].loss

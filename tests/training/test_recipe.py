@@ -21,7 +21,7 @@ def test_paper_recipes_are_the_papers(name: str) -> None:
     assert recipe.model in list_models() and recipe.data in CATALOG
     assert name == f"paper/{recipe.data}/{recipe.model}"
     assert recipe.augment == facts(recipe.data).augment
-    assert recipe == Recipe(model=recipe.model, data=recipe.data, image_size=32, augment=recipe.augment)
+    assert recipe == Recipe(model=recipe.model, data=recipe.data, img_size=32, augment=recipe.augment)
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
@@ -132,8 +132,8 @@ def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_size": 0}, "image_size is 0, but must lie between 1 and 2048"),
-        ({"image_size": 100_000_000}, "image_size is 100000000, but must lie between 1 and 2048"),
+        ({"img_size": 0}, "img_size is 0, but must lie between 1 and 2048"),
+        ({"img_size": 100_000_000}, "img_size is 100000000, but must lie between 1 and 2048"),
         ({"seed": 2**63}, "must be less than 2\\^63"),
         *(
             ({"name": f"my{mark}run"}, "run' is not a valid folder name on every system: leave out")

@@ -9,7 +9,7 @@ from test_trainer import CPU, recipe_for
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.training import setup
-from mspcaps.training.setup import build_model, images_of_own, load_images, measure, resolve
+from mspcaps.training.setup import build_model, count_custom_images, load_images, measure, resolve
 
 
 def test_own_images_are_moved_by_an_eighth_of_their_shorter_side() -> None:
@@ -21,7 +21,7 @@ def test_own_images_are_moved_by_an_eighth_of_their_shorter_side() -> None:
 def test_own_images_are_counted_as_they_are_trained_on(held_out: int, tiny_npz: Path) -> None:
     recipe = recipe_for(tiny_npz, held_out=held_out)
     train, _ = load_images(recipe, CPU)
-    assert images_of_own(recipe) == len(train) == 96 - held_out
+    assert count_custom_images(recipe) == len(train) == 96 - held_out
 
 
 def test_building_a_model_leaves_the_random_numbers_of_others_alone(tiny_npz: Path) -> None:

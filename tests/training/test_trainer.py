@@ -29,7 +29,7 @@ from mspcaps.models.summary import summarize
 from mspcaps.training import Recipe, Trainer, evaluator, ledger, setup, sweep, train
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.distributed import World
-from mspcaps.training.plan import StreamingPlan
+from mspcaps.training.loader import StreamingPlan
 from mspcaps.training.recipe import filled
 from mspcaps.training.setup import default_form, load_images
 from mspcaps.training.step import Form, compiled, compiler_works
@@ -47,7 +47,7 @@ def recipe_for(data: Path, **changes: object) -> Recipe:
         "batch_size": 16,
         "warmup_epochs": 1,
         "lr": 2e-3,
-        "image_size": 16,
+        "img_size": 16,
     }
     return Recipe(**base | {"augment": augment} | changes)  # type: ignore[arg-type]
 
@@ -106,7 +106,7 @@ def test_one_seed_one_result_another_seed_another(
 
 def test_weights_file_gives_the_model_back(finished: tuple[Recipe, Path, dict], tiny_npz: Path) -> None:
     model = load_model(finished[1] / "last.safetensors")
-    assert model.about["classes"] == ["0", "1", "2"]
+    assert model.metadata["classes"] == ["0", "1", "2"]
     assert tuple(model.config["img_size"]) == (16, 16)
     assert model(torch.rand(2, 3, 16, 16)).shape == (2, 3)
 
@@ -188,8 +188,8 @@ def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_small_pictures_of_ones_own_are_enlarged(tiny_npz: Path, tmp_path: Path) -> None:
-    trainer = Trainer(recipe_for(tiny_npz, image_size=None), CPU, out=tmp_path, results=tmp_path)
-    assert trainer.plan.images.shape[2:] == (32, 32) and trainer.recipe.image_size == 32
+    trainer = Trainer(recipe_for(tiny_npz, img_size=None), CPU, out=tmp_path, results=tmp_path)
+    assert trainer.plan.images.shape[2:] == (32, 32) and trainer.recipe.img_size == 32
 
 
 def test_deadline_keeps_a_checkpoint(finished: tuple[Recipe, Path, dict], tiny_npz: Path, tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_long_runs_on_a_cpu_are_compiled_if_that_works(monkeypatch: pytest.Monke
 def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=1)
     folder = run_folder(tmp_path, recipe)
-    holder = "import sys, time; from pathlib import Path; from mspcaps.files import held\n"
-    holder += "with held(Path(sys.argv[1]), ''): print('held', flush=True); time.sleep(60)"
+    holder = "import sys, time; from pathlib import Path; from mspcaps.files import lock_folder\n"
+    holder += "with lock_folder(Path(sys.argv[1]), ''): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", holder, str(folder)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(
@@ -304,7 +304,7 @@ def test_a_finished_run_is_not_overwritten_by_another(tiny_npz: Path, tmp_path: 
 
 def test_a_trained_model_knows_its_classes(tiny_npz: Path, tmp_path: Path) -> None:
     result = train(recipe_for(tiny_npz, epochs=1), "cpu", out=tmp_path, results=tmp_path)
-    assert result.model.about == load_model(result.folder / "last.safetensors").about
+    assert result.model.metadata == load_model(result.folder / "last.safetensors").metadata
 
 
 def test_a_run_resumed_with_other_images_is_refused(tmp_path: Path) -> None:
@@ -442,9 +442,9 @@ def test_what_share_of_a_gpu_a_run_takes() -> None:
     """Four T fill it. Multiply-adds grow with the pixels: at 48 x 48 there are 2.25 times those at 32 x 32."""
     gpu, tiny = torch.device("cuda"), Recipe(model="mspcaps_t", data="cifar10")
     assert share_of_device(tiny, gpu) == share_of_device(replace(tiny, model="mspcaps_t_scale32"), gpu) == 0.25
-    assert share_of_device(replace(tiny, image_size=96), gpu) == 1
+    assert share_of_device(replace(tiny, img_size=96), gpu) == 1
     macs = summarize("mspcaps_t", img_size=32).macs
-    assert share_of_device(replace(tiny, image_size=48), gpu) == pytest.approx(2.25 * macs / 160e6, rel=0.01)
+    assert share_of_device(replace(tiny, img_size=48), gpu) == pytest.approx(2.25 * macs / 160e6, rel=0.01)
     assert share_of_device(tiny, CPU) == 1
 
 

@@ -6,6 +6,6 @@ browsers. `page` and `server` put it behind Gradio, which is an extra: `pip inst
 
 from mspcaps.app.perturb import Changes
 from mspcaps.app.session import Answer, answer
-from mspcaps.app.shelf import Shelf
+from mspcaps.app.store import ModelStore
 
-__all__ = ["Answer", "Changes", "Shelf", "answer"]
+__all__ = ["Answer", "Changes", "ModelStore", "answer"]

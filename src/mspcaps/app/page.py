@@ -14,7 +14,7 @@ import torch
 from mspcaps.app import view
 from mspcaps.app.perturb import RANGES, Changes
 from mspcaps.app.session import answer
-from mspcaps.app.shelf import Sample, Shelf, trained_on
+from mspcaps.app.store import ModelStore, Sample, trained_on
 from mspcaps.app.uploads import UPLOAD_BYTES, UPLOAD_PIXELS
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
@@ -51,7 +51,7 @@ class Running:
         self.blocks.block_thread()
 
 
-def start(shelf: Shelf, host: str = "127.0.0.1", port: int | None = None) -> Running:
+def start(shelf: ModelStore, host: str = "127.0.0.1", port: int | None = None) -> Running:
     """Serve the page; without a port the first free one from 7860 on."""
     gr = import_gradio()
     from starlette.middleware import Middleware
@@ -112,7 +112,7 @@ def import_gradio() -> Any:
     return gradio
 
 
-def layout(gr: Any, shelf: Shelf, workers: int) -> "gr.Blocks":
+def layout(gr: Any, shelf: ModelStore, workers: int) -> "gr.Blocks":
     first = shelf.names[0]
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(HEADER, apply_default_css=False, js_on_load=None)
@@ -154,7 +154,7 @@ def layout(gr: Any, shelf: Shelf, workers: int) -> "gr.Blocks":
     return blocks
 
 
-def asker(shelf: Shelf) -> Any:
+def asker(shelf: ModelStore) -> Any:
     """The one question there is, as Gradio calls it: whatever comes in, HTML comes out."""
 
     def ask(picture: object, model: object, rotation: object, noise: object, fgsm: object) -> tuple[str, str]:
@@ -182,7 +182,7 @@ def tab(gr: Any, name: str, html: str, script: str) -> Any:
         return gr.HTML(html, apply_default_css=False, js_on_load=f"mspcaps.{script}; // 'input'")
 
 
-def sample_buttons(shelf: Shelf, name: str) -> str:
+def sample_buttons(shelf: ModelStore, name: str) -> str:
     """Differs from model to model even where the pictures do not, so that the page notices the change."""
     samples = shelf.samples(name)
     if not samples:

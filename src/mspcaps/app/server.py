@@ -28,7 +28,7 @@ READERS = 16
 SESSIONS = 256  # visitors that Gradio remembers, at some 80 kB each; we keep nothing about them
 SECONDS = 30  # for the bytes of one request to arrive
 REQUEST_BYTES = 1 << 20
-HEARD_OUT = 64 << 20
+MAX_UPLOAD = 64 << 20
 UPLOAD_PATH = "/picture"
 OPEN = (
     *("/assets/", "/static/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", UPLOAD_PATH),
@@ -98,7 +98,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     too_large = Refused(413, f"the request is larger than the limit of {limit:,} bytes")
     promised = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if not promised.isdigit() or int(promised) > HEARD_OUT:
+    if not promised.isdigit() or int(promised) > MAX_UPLOAD:
         raise too_large
     parts, size, more = [], 0, True
     try:
@@ -109,7 +109,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                     raise Refused(400, "the request ended early")
                 part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
-                if size > HEARD_OUT:
+                if size > MAX_UPLOAD:
                     raise too_large
                 if size <= limit:
                     parts.append(part)

@@ -9,7 +9,7 @@ from mspcaps.app import view
 from mspcaps.app.perturb import Changes, perturbed
 from mspcaps.app.uploads import picture_pixels
 from mspcaps.errors import MspcapsError
-from mspcaps.explain.explanation import Explanation, explain, explainable
+from mspcaps.explanation.explanation import Explanation, explain, explainable
 from mspcaps.models.layers import scores_are_lengths
 from mspcaps.models.pretrained import class_names, config_of
 

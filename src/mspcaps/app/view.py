@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mspcaps.explain.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
-from mspcaps.explain.explanation import Explanation
-from mspcaps.explain.page import SHEET, TREE_NOTE, closeness
-from mspcaps.explain.tree import Node
-from mspcaps.explain.tree_drawing import tree_drawing
+from mspcaps.explanation.drawing import definitions, heat_drawing, kind_of, length_bars, parts_drawing, scale_words
+from mspcaps.explanation.explanation import Explanation
+from mspcaps.explanation.page import SHEET, TREE_NOTE, closeness
+from mspcaps.explanation.tree import Node
+from mspcaps.explanation.tree_drawing import tree_drawing
 from mspcaps.pages import stylesheet
 
 

@@ -12,7 +12,7 @@ import tyro
 
 from mspcaps import __version__
 from mspcaps.cli import app, bench, commands, datasets, explanations, exports, training
-from mspcaps.cli.arguments import in_a_sentence, refusal
+from mspcaps.cli.arguments import readable_parse_errors, refusal
 from mspcaps.errors import MspcapsError
 
 Table = dict[str, Callable[..., Any]]
@@ -92,7 +92,7 @@ def run(args: list[str]) -> int:
 
     command = args[:1] if args and args[0] in table else []
     try:
-        with in_a_sentence(" ".join([program, *command]), args, lambda: parse([*command, "--help"])):
+        with readable_parse_errors(" ".join([program, *command]), args, lambda: parse([*command, "--help"])):
             return parse(args or ["--help"]) or 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0

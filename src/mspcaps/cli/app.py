@@ -22,11 +22,11 @@ def app(
         port: Port to listen on; by default the first free one from 7860 on.
         device: cpu or cuda; default: the GPU if there is one.
     """
-    from mspcaps.app import Shelf
+    from mspcaps.app import ModelStore
     from mspcaps.app.page import import_gradio, start
     from mspcaps.training import choose_device
 
     import_gradio()  # its absence is told before any model is loaded
-    running = start(Shelf([path.expanduser() for path in weights], choose_device(device)), host, port)
+    running = start(ModelStore([path.expanduser() for path in weights], choose_device(device)), host, port)
     print(f"The app is running at {running.url} until you press Ctrl-C.", flush=True)
     running.wait()

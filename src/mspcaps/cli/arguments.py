@@ -21,7 +21,9 @@ def refusal(why: str, program: str, name: str = "", known: Iterable[str] = ()) -
     return MspcapsError(f"{why}: {hint} See `{program} --help`" if hint else f"{why}: see `{program} --help`")
 
 
-def in_a_sentence(program: str, args: Sequence[str], show_help: ShowHelp) -> contextlib.AbstractContextManager[object]:
+def readable_parse_errors(
+    program: str, args: Sequence[str], show_help: ShowHelp
+) -> contextlib.AbstractContextManager[object]:
     """What tyro is about to refuse of the arguments of `program` is refused in our words.
 
     The hook is not of tyro's public interface: a version without it, or whose events are others, uses its own words.

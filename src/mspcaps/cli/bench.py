@@ -34,7 +34,7 @@ def bench(
         device: cpu or cuda; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.benchmarks import bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
     if what == "infer" and (scaling or packed is not None):

@@ -12,7 +12,7 @@ from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import counting, table
 from mspcaps.cli.training import resumable_progress
 from mspcaps.errors import MspcapsError
-from mspcaps.files import size_of
+from mspcaps.files import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     print(f"  mspcaps predict {done.weights} PICTURE.png")
     print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # shipped weights")
     print("  mspcaps models")
-    own = "mspcaps train --data FOLDER --model mspcaps_t --image-size 32 --epochs 30 --batch-size 32"
+    own = "mspcaps train --data FOLDER --model mspcaps_t --img-size 32 --epochs 30 --batch-size 32"
     print(f"  {own}   # FOLDER/CLASS/*.png")
 
 
@@ -81,7 +81,7 @@ def models(
         except MspcapsError as error:
             refusals.append(f"{name}: {error}")
             continue
-        weights, memory = size_of(cost.weights_bytes), size_of(cost.memory_bytes_per_image)
+        weights, memory = format_bytes(cost.weights_bytes), format_bytes(cost.memory_bytes_per_image)
         rows.append((name, f"{cost.params:,}", f"{cost.macs / 1e6:,.1f} M", memory, weights))
     if not rows:
         raise MspcapsError(refusals[0])
@@ -92,7 +92,7 @@ def models(
 
 def show_pretrained(pattern: str) -> None:
     """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
-    from mspcaps.weights import list_pretrained, read_card
+    from mspcaps.models.shipped import list_pretrained, read_card
 
     cards = [
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
@@ -101,7 +101,7 @@ def show_pretrained(pattern: str) -> None:
         print("this version ships no weights" if pattern == "*" else f"no shipped weights match {pattern!r}")
         return
     rows = [
-        (card.name, f"{card.params:,}", f"{card.accuracy:.2f} % of {card.test_images:,}", size_of(card.bytes))
+        (card.name, f"{card.params:,}", f"{card.accuracy:.2f} % of {card.test_images:,}", format_bytes(card.bytes))
         for card in cards
     ]
     table(("weights", "parameters", "test accuracy", "file"), rows, right=(1, 2, 3))
@@ -130,8 +130,8 @@ def evaluate(
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
     from mspcaps.export import load_onnx
+    from mspcaps.models.shipped import load_model
     from mspcaps.training import choose_device
-    from mspcaps.weights import load_model
 
     exported = is_onnx(weights, device)
     model = load_onnx(weights) if exported else load_model(weights)
@@ -145,7 +145,7 @@ def evaluate(
         for name, count, percent in zip(found.classes, counts, found.per_class, strict=True)
     ]
     table(("class", "images", "accuracy"), rows, right=(1, 2))
-    source = Path(data or vars(model)["about"]["recipe"]["data"]).expanduser()
+    source = Path(data or vars(model)["metadata"]["recipe"]["data"]).expanduser()
     own = str(source) not in CATALOG and source.exists()
     print(f"{source.resolve() if own else images.name}, {split}: {found.n:,} images")
     if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
@@ -189,8 +189,8 @@ def predictions(weights: str, paths: list[Path], top: int, device: str | None) -
 
         return OnnxModel(weights).stream_predictions(paths, top)
     from mspcaps.evaluation import stream_predictions
+    from mspcaps.models.shipped import load_model
     from mspcaps.training import choose_device
-    from mspcaps.weights import load_model
 
     return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from mspcaps.cli.progress import table
-from mspcaps.files import size_of
+from mspcaps.files import format_bytes
 
 
 def data() -> None:
@@ -31,7 +31,7 @@ def show() -> None:
                 f"{len(facts.classes)}",
                 f"{facts.channels} x {height} x {width}",
                 f"{facts.train:,} + {facts.test:,}",
-                size_of(status.bytes) if status.ready else f"`mspcaps data get {facts.name}`",
+                format_bytes(status.bytes) if status.ready else f"`mspcaps data get {facts.name}`",
             )
         )
     table(("name", "classes", "image", "train + test", "on this machine"), rows, right=(1, 2, 3))

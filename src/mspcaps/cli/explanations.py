@@ -28,9 +28,9 @@ def explain(
         out: Folder for the pages, with a subfolder per model.
         device: cpu or cuda; default: the GPU if there is one.
     """
-    from mspcaps.explain.files import write_pages
+    from mspcaps.explanation.files import write_pages
+    from mspcaps.models.shipped import load_model
     from mspcaps.training import choose_device
-    from mspcaps.weights import load_model
 
     if not paths:
         raise MspcapsError("name at least one picture or folder")

@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import counting
-from mspcaps.files import size_of
+from mspcaps.files import format_bytes
 
 
 def export(
@@ -33,7 +33,7 @@ def export(
     about = made.metadata
     height, width = about.img_size
     task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
-    print(f"{made.path}: {about.model}, {task}, {about.precision}, {size_of(made.bytes)}")
+    print(f"{made.path}: {about.model}, {task}, {about.precision}, {format_bytes(made.bytes)}")
     shown = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in made.differences.items())
     print(f"largest difference from PyTorch's scores, in fp32: {shown}")
     if found := made.agreement:

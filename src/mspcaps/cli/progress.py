@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def counting() -> Iterator[Callable[[str, int, int | None], None]]:
     """(what, done, total) -> a bar with rate and time left on a terminal, elsewhere now and then a line on stderr."""
     if not sys.stdout.isatty():
-        from mspcaps.data.folder import now_and_then
+        from mspcaps.data.folder import throttled
 
-        yield now_and_then(partial(print, file=sys.stderr, flush=True), LINE_EVERY)
+        yield throttled(partial(print, file=sys.stderr, flush=True), LINE_EVERY)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

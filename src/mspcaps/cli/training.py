@@ -76,7 +76,7 @@ class Changes:
     """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: Maybe[float] = None
     """Learning rate that the cosine decays to."""
-    image_size: Maybe[int] = None
+    img_size: Maybe[int] = None
     """Images are resized to this side length (square)."""
     augment: AugmentChanges = field(default_factory=AugmentChanges)
     balance: Maybe[bool] = None
@@ -99,7 +99,7 @@ def train(
     out: Path = Path("runs"),
     results: Path = Path("results"),
     log_dir: Maybe[Path] = None,
-    again: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Train a recipe, or --model on --data. An interrupted run continues from its checkpoint.
 
@@ -111,33 +111,35 @@ def train(
         out: Folder for weights and checkpoints.
         results: Folder of the ledger: one JSON file per finished run.
         log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
-        again: Retrain a finished run and replace its ledger entry.
+        overwrite: Retrain a finished run and replace its ledger entry.
     """
     from mspcaps import train as run
     from mspcaps.files import sha256_of
     from mspcaps.training import list_recipes
     from mspcaps.training.checkpoint import run_folder
-    from mspcaps.training.ledger import AGAIN, entry_path, is_in_ledger, last_accuracy, read_entry
+    from mspcaps.training.ledger import REPEATS, entry_path, is_in_ledger, last_accuracy, read_entry
     from mspcaps.training.recipe import measured_on
-    from mspcaps.training.setup import images_of_own
+    from mspcaps.training.setup import count_custom_images
 
     if list:
         print("\n".join(list_recipes()))
         return
     chosen = choose_recipe(recipe, changes)
     done = run_folder(out, chosen) / "last.safetensors"
-    if not again and done.is_file() and is_in_ledger(results, chosen, images_of_own(chosen)):
-        twice = entry_path(results / AGAIN, chosen)
+    if not overwrite and done.is_file() and is_in_ledger(results, chosen, count_custom_images(chosen)):
+        twice = entry_path(results / REPEATS, chosen)
         repeated = twice.is_file() and read_entry(twice).get("weights_sha256") == sha256_of(done)
-        last = last_accuracy(results / AGAIN if repeated else results, chosen)
+        last = last_accuracy(results / REPEATS if repeated else results, chosen)
         print(
-            f"already done: {last:.2f} % after the last epoch; --again retrains it, --seed or --name starts another run"
+            f"already done: {last:.2f} % after the last epoch; --overwrite retrains it, --seed or --name starts another"
         )
         print(f"weights: {done}")
         return
     board = TensorBoard(log_dir) if log_dir else None
     with resumable_progress(board) as (listener, stop):
-        result = run(chosen, device, form=form, out=out, results=results, listener=listener, stop=stop, again=again)
+        result = run(
+            chosen, device, form=form, out=out, results=results, listener=listener, stop=stop, overwrite=overwrite
+        )
     if result.entry:  # one process of several speaks
         accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
         best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
@@ -150,7 +152,7 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
     """The recipe with the changes of the command line; own images of which they say no batch get one that fits."""
     from mspcaps.training import Recipe, load_recipe, override
     from mspcaps.training.recipe import filled
-    from mspcaps.training.setup import fitting_batch, images_of_own, own_augment, size_of_own
+    from mspcaps.training.setup import count_custom_images, custom_img_size, default_augmentation, fitting_batch
 
     given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
     augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
@@ -159,13 +161,13 @@ def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
         recipe = load_recipe(name)
     elif "data" in given:
         recipe = Recipe(name="custom", data=given["data"], model=given.get("model", "mspcaps_t"))
-        if "batch_size" not in given and (images := images_of_own(override(recipe, **given))) is not None:
+        if "batch_size" not in given and (images := count_custom_images(override(recipe, **given))) is not None:
             given["batch_size"] = fitting_batch(images)
     else:
         raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
     if augment:
         whole = filled(override(recipe, **given))
-        given["augment"] = replace(whole.augment or own_augment(size_of_own(whole)), **augment)
+        given["augment"] = replace(whole.augment or default_augmentation(custom_img_size(whole)), **augment)
     if scale:
         given["initial_scale"] = recipe.initial_scale | scale
     return override(recipe, **given)
@@ -183,7 +185,7 @@ def resumable_progress(board: TensorBoard | None = None) -> "Iterator[tuple[List
             listeners: list[Listener] = []
 
             def listener(trainer: "Trainer") -> None:
-                if "trainer" not in seen and trainer.world.leads:
+                if "trainer" not in seen and trainer.world.is_main:
                     listeners.append(shown.enter_context(training_progress()))
                     if board:
                         listeners.append(board)
@@ -195,7 +197,7 @@ def resumable_progress(board: TensorBoard | None = None) -> "Iterator[tuple[List
             yield listener, stop
     except (KeyboardInterrupt, Stopped):
         trainer = seen.get("trainer")
-        if trainer is None or trainer.world.leads:
+        if trainer is None or trainer.world.is_main:
             print(how_to_resume(trainer), file=sys.stderr)
         raise KeyboardInterrupt from None
 
@@ -246,9 +248,9 @@ def sweep(
         out: Folder for weights and checkpoints.
         results: Folder of the ledger.
     """
+    from mspcaps.models.shipped import weights_path
     from mspcaps.training import choose_device
     from mspcaps.training.sweep import load_sweep, run_sweep
-    from mspcaps.weights import weights_path
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
     lines = Lines(every=30.0, named=True)

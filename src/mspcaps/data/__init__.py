@@ -1,6 +1,6 @@
 """Data sets: the catalog, fetching and caching, folders of pictures, and images that live on the device.
 
-`load_dataset("cifar10", "train")` or `load_dataset("path/to/folder", "train", image_size=64)` gives an `ImageSet`.
+`load_dataset("cifar10", "train")` or `load_dataset("path/to/folder", "train", img_size=64)` gives an `ImageSet`.
 """
 
 import os
@@ -45,24 +45,24 @@ LARGEST_SIDE = 1 << 16  # pixels
 def load_dataset(
     name_or_path: str | Path,
     split: str = "train",
-    image_size: int | tuple[int, int] | None = None,
+    img_size: int | tuple[int, int] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> ImageSet:
     """Load a split (train, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
 
-    A data set of the catalog is read from the cache and resized to 32 x 32, as in its recipes, unless `image_size` is
+    A data set of the catalog is read from the cache and resized to 32 x 32, as in its recipes, unless `img_size` is
     given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without
-    `image_size` its images keep their size, except that picture files of different sizes or above 64 pixels are resized
+    `img_size` its images keep their size, except that picture files of different sizes or above 64 pixels are resized
     to a square of at most 64. If a folder has the name of a data set, write ./mnist or pass a Path.
     `progress` is called for every picture read from a folder.
     """
     if split not in SPLITS:
         raise MspcapsError(f'there is no split "{split}"; the splits are {", ".join(SPLITS)}')
-    size = _as_size(image_size)
+    size = _as_size(img_size)
     if isinstance(name_or_path, str) and name_or_path in CATALOG:
         entry = facts(name_or_path)
         data = _from_arrays(_cached(entry.name, split), split, entry.classes, entry.name)
-        return data.resized(size or entry.image_size)
+        return data.resized(size or entry.img_size)
     path = Path(name_or_path).expanduser()
     if not path.exists():
         if isinstance(name_or_path, str) and not path.suffix and os.sep not in name_or_path:
@@ -146,12 +146,12 @@ def _from_npz(path: Path, split: str) -> ImageSet:
     return whole.subset(torch.tensor(sorted(chosen), dtype=torch.int64))
 
 
-def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if image_size is None:
+def _as_size(img_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if img_size is None:
         return None
-    size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
+    size = tuple(img_size) if isinstance(img_size, tuple | list) else (img_size, img_size)
     if len(size) != 2 or not all(isinstance(side, Integral) and side >= 1 for side in size):
-        raise MspcapsError(f"the image size must be one or two positive whole numbers of pixels, not {image_size!r}")
+        raise MspcapsError(f"the image size must be one or two positive whole numbers of pixels, not {img_size!r}")
     if max(size) > LARGEST_SIDE:
         raise MspcapsError(f"the image size is {max(size)} pixels, but must be at most {LARGEST_SIDE}")
     return int(size[0]), int(size[1])

@@ -81,7 +81,7 @@ class Facts:
     variants: tuple[Variant, ...]
     sources: tuple[Web | Package, ...] = ()
     raw: Mapping[str, str] = field(default_factory=dict)
-    image_size: tuple[int, int] = (32, 32)
+    img_size: tuple[int, int] = (32, 32)
 
 
 _FASHION_CLASSES = (

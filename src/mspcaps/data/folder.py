@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from mspcaps.data.catalog import CATALOG
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.files import readable
+from mspcaps.files import to_utf8
 from mspcaps.pictures import pictures_below, read_form, read_picture
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def _unreadable(folder: Path | str, error: OSError) -> MspcapsError:
     return MspcapsError(f"cannot read {folder}: {error.strerror or error}")
 
 
-def now_and_then(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
+def throttled(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
     """Says how far long work has come, at most every so many seconds."""
     last = time.monotonic()
 
@@ -136,10 +136,10 @@ def now_and_then(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
     return progress
 
 
-def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = None) -> FolderImages:
+def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None) -> FolderImages:
     """List the pictures of a folder with one subfolder per class; `split` is train, test or all.
 
-    Without `image_size` the common size of the training pictures is used; if they differ or exceed 64 pixels, a square
+    Without `img_size` the common size of the training pictures is used; if they differ or exceed 64 pixels, a square
     with the median of their shorter sides, at most 64. Pictures are read as grey only if all those sampled are grey.
     """
     train, test, classes = _listing(root)
@@ -153,7 +153,7 @@ def open_folder(root: Path, split: str, image_size: tuple[int, int] | None = Non
         raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {missing}")
     size, channels = _common_form([path for path, _ in train or test])
     paths, labels = zip(*chosen, strict=True)
-    return FolderImages(paths, labels, classes, root.name, image_size or size, channels)
+    return FolderImages(paths, labels, classes, root.name, img_size or size, channels)
 
 
 def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -222,7 +222,7 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
             raise MspcapsError(f"{item} is a link back to {item.resolve()}, which contains it: remove the link")
-        if readable(item.name) != item.name:
+        if to_utf8(item.name) != item.name:
             raise MspcapsError(f"the name of the class folder {str(item)!a} is not UTF-8: rename it")
     if not folders:
         raise MspcapsError(f"{folder} holds no class folders; put the pictures into {folder}/CLASS/")

@@ -13,7 +13,7 @@ from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.load import load_for
 from mspcaps.models.layers import in_eval_mode, scores_are_lengths
 from mspcaps.models.pretrained import class_names, unwrapped
-from mspcaps.weights import as_model
+from mspcaps.models.shipped import as_model
 
 BINS = 15  # of the calibration error
 Progress = Callable[[int, int], None]  # images done, images in all
@@ -149,7 +149,7 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
         )
     if len(data.classes) != config["num_classes"]:
         raise MspcapsError(f"{name} has {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
-    known = class_names(model) if getattr(model, "about", {}).get("classes") else data.classes
+    known = class_names(model) if getattr(model, "metadata", {}).get("classes") else data.classes
     if known != data.classes:
         wrong = next(i for i, pair in enumerate(zip(known, data.classes, strict=True)) if len(set(pair)) > 1)
         raise MspcapsError(

@@ -24,7 +24,7 @@ def load_for(
     `progress` is called for every picture read from a folder; error messages name `option` as the way to choose data.
     """
     model = unwrapped(model)
-    about, config = getattr(model, "about", {}), config_of(model)
+    about, config = getattr(model, "metadata", {}), config_of(model)
     if name_or_path is None:
         name_or_path = about.get("recipe", {}).get("data")
         if name_or_path is None:

@@ -11,8 +11,8 @@ from torch import nn
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import all_scores
 from mspcaps.models.pretrained import class_names, config_of
+from mspcaps.models.shipped import as_model
 from mspcaps.pictures import Prediction, stream_answers
-from mspcaps.weights import as_model
 
 
 def predict(

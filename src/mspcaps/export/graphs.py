@@ -23,15 +23,15 @@ METADATA_FILE = "metadata.json"  # inside a .pt2 file
 T = TypeVar("T")
 
 
-def at_rest(model: nn.Module) -> nn.Module:
+def fp32_eval_copy(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode, in fp32, on the CPU: a GPU may round more than files may differ."""
     return copy.deepcopy(model).to("cpu", torch.float32).eval()
 
 
 def traced(model: nn.Module) -> ExportedProgram:
-    """The forward pass of `at_rest`."""
+    """The forward pass of `fp32_eval_copy`."""
     config = config_of(model)
-    twin = at_rest(model)
+    twin = fp32_eval_copy(model)
     example = torch.zeros(2, config["in_chans"], *config["img_size"])  # of a batch of 1 the 1 would be taken as fixed
     return attempt(lambda: torch.export.export(twin, (example,), dynamic_shapes=({0: Dim("batch")},)), config["name"])
 

@@ -19,7 +19,7 @@ from mspcaps.export.model import describe
 from mspcaps.files import write_atomically
 from mspcaps.models import Model
 from mspcaps.models.pretrained import config_of, load_model, save_weights, unwrapped
-from mspcaps.weights import Card, list_pretrained, read_card, weights_path
+from mspcaps.models.shipped import Card, list_pretrained, read_card, weights_path
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name; no path begins so and has nothing more
@@ -33,7 +33,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
     model = unwrapped(model)
     describe(model)  # refuses what does not know its own sizes
     folder, card = Path(folder).expanduser(), shipped_card(model)
-    about: Any = getattr(model, "about", {})
+    about: Any = getattr(model, "metadata", {})
     save_weights(folder / WEIGHTS, model, **about)
     write_atomically(folder / CONFIG, json.dumps(facts_of(model), indent=1, ensure_ascii=False) + "\n")
     write_atomically(folder / README, model_card(model, card, licence))
@@ -43,7 +43,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
 def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> Model:
     """Load a model from a folder or from a hub repository OWNER/NAME (`revision`: branch, tag or commit).
 
-    In eval mode; `model.about` has its classes and recipe. Only safetensors and JSON are fetched and read.
+    In eval mode; `model.metadata` has its classes and recipe. Only safetensors and JSON are fetched and read.
     """
     folder = Path(name_or_folder).expanduser()
     if folder.is_file() or str(name_or_folder) in list_pretrained():

@@ -10,14 +10,14 @@ from torch import nn
 
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
-from mspcaps.export.graphs import at_rest, onnx_runner, pt2_runner, to_onnx, to_pt2, traced
+from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_onnx, to_pt2, traced
 from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.export.runner import OnnxModel
 from mspcaps.files import sha256_of, write_atomically
 from mspcaps.models import Model, create_model
 from mspcaps.models.pretrained import class_names, config_of, unwrapped
-from mspcaps.weights import as_model, weights_path
+from mspcaps.models.shipped import as_model, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -75,7 +75,7 @@ def load_onnx(path: str | Path) -> Model:
     about = file.metadata
     model = create_model(about.model, len(about.classes), in_chans=about.channels, img_size=about.img_size)
     recipe = {"recipe": {"data": about.data}} if about.data else {}
-    model.about = {"classes": list(about.classes), **recipe}
+    model.metadata = {"classes": list(about.classes), **recipe}
     model.forward = lambda images: torch.from_numpy(file(images.numpy()))
     return model.eval()
 
@@ -100,7 +100,7 @@ def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
 
 def describe(model: nn.Module) -> Metadata:
     config = config_of(model)
-    data = getattr(model, "about", {}).get("recipe", {}).get("data")
+    data = getattr(model, "metadata", {}).get("recipe", {}).get("data")
     return Metadata(
         config["name"], class_names(model), config["img_size"], config["in_chans"],
         data=data if data in CATALOG else None,  # of own pictures it would be a path of this machine
@@ -111,7 +111,7 @@ def describe(model: nn.Module) -> Metadata:
 def check_parity(model: nn.Module, about: Metadata, run: Callable[[np.ndarray], np.ndarray]) -> dict[int, float]:
     """Batch -> largest difference of a score, on random images; a sentence if one is too large."""
     generator, differences = torch.Generator().manual_seed(0), {}
-    model = at_rest(model)
+    model = fp32_eval_copy(model)
     for batch in BATCHES:
         images = torch.rand(batch, about.channels, *about.img_size, generator=generator)
         expected = model(images).numpy()

@@ -50,7 +50,7 @@ def calibration(
     count = min(len(train), CALIBRATION, max(BATCH, room))
     if count > BATCH:
         count -= count % BATCH  # onnxruntime's calibration takes batches of one size only
-    return some(train, count), some(test, COMPARED)
+    return random_subset(train, count), random_subset(test, COMPARED)
 
 
 def quantized(
@@ -65,7 +65,7 @@ def quantized(
     return small, Agreement(same, len(others), len(seen), others.name)
 
 
-def some(data: ImageSet, count: int) -> ImageSet:
+def random_subset(data: ImageSet, count: int) -> ImageSet:
     """So many images spread over the set by chance, the same ones every time."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     return data.subset(order[:count].sort().values)

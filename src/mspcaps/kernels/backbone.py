@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mspcaps.kernels import batchnorm
-from mspcaps.kernels.batchnorm import Incoming, Norm
+from mspcaps.kernels.batchnorm import GradSources, Norm
 from mspcaps.kernels.conv import narrow, narrow_conv
 
 FEW = 4  # input channels up to which the first convolution is a product with image patches
@@ -131,12 +131,12 @@ def backbone_backward(
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False), SideStream(x.device) as side:
         with side.after_main():  # ready before the first of them is used
             turned = [
-                turn_round(w) if forward_again(w, stride) else None for w, stride in zip(weights, strides, strict=True)
+                flip_kernel(w) if dgrad_as_conv(w, stride) else None for w, stride in zip(weights, strides, strict=True)
             ]
         for i in reversed(range(n)):
             norm = Norm(ys[i], means[i], rstds[i], gammas[i], betas[i])
             capsules = d_pooled.pop().contiguous() if pools[i] else None
-            source = Incoming(above, skip, capsules, patch, outs[i] if shortcuts[i] else None)
+            source = GradSources(above, skip, capsules, patch, outs[i] if shortcuts[i] else None)
             # Worth a write where the sum is needed again whole, or stands for two maps.
             keep = shortcuts[i] or (above is not None and skip is not None)
             source = batchnorm.gradient_sums(norm, source, products[i], d_betas[i], keep)
@@ -254,13 +254,13 @@ def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, turned: Tensor | None,
     return conv_backward(dy, x, weight, stride, [True, False, False])[0]
 
 
-def forward_again(weight: Tensor, stride: int) -> bool:
+def dgrad_as_conv(weight: Tensor, stride: int) -> bool:
     """Whether the input gradient is taken as our convolution of the output gradient with the kernel turned round. For
     wide ones cuDNN's own input gradient was faster on an H200."""
     return stride == 1 and narrow(weight)
 
 
-def turn_round(weight: Tensor) -> Tensor:
+def flip_kernel(weight: Tensor) -> Tensor:
     """[o, c, 3, 3] -> [c, o, 3, 3], both directions reversed."""
     return as_channels_last(weight.flip(2, 3).transpose(0, 1))
 

@@ -83,7 +83,7 @@ def normalised(
 
 
 @dataclass(frozen=True)
-class Incoming:
+class GradSources:
     """Where the gradient of a map comes from: the next convolution, the shortcut around it, the capsules [b, n, c]."""
 
     above: Tensor | None = None
@@ -102,7 +102,7 @@ class Incoming:
         return {**{name: t is not None for name, t in given.items()}, "MASK": mask, "P": self.patch}
 
 
-def gradient_sums(norm: Norm, source: Incoming, products: Tensor, d_beta: Tensor, keep: bool) -> Incoming:
+def gradient_sums(norm: Norm, source: GradSources, products: Tensor, d_beta: Tensor, keep: bool) -> GradSources:
     """Adds to d_beta and to products = sum of g (y - mean). With `keep` the summed and masked gradient is written (over
     `above` where there is one) and returned as the only source: the passes after this one read one map, not three."""
     from mspcaps.kernels.triton_batchnorm import gradient_sums as kernel
@@ -114,11 +114,11 @@ def gradient_sums(norm: Norm, source: Incoming, products: Tensor, d_beta: Tensor
         norm.y, *source.tensors(), g, norm.mean, norm.rstd, norm.gamma, norm.beta, products, d_beta,
         norm.rows, H=h, W=w, C=c, WRITE=keep, **source.flags(), **blocks,
     )  # fmt: skip
-    return source if g is None else Incoming(above=g, masked=True)
+    return source if g is None else GradSources(above=g, masked=True)
 
 
 def gradient_through_norm(
-    norm: Norm, source: Incoming, products: Tensor, d_gamma: Tensor, d_beta: Tensor, in_place: bool
+    norm: Norm, source: GradSources, products: Tensor, d_gamma: Tensor, d_beta: Tensor, in_place: bool
 ) -> Tensor:
     """-> the gradient of y, and fills d_gamma; `in_place`: written over `above`, which nobody needs any more."""
     from mspcaps.kernels.triton_batchnorm import gradient_through_norm as kernel

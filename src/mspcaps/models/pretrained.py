@@ -21,13 +21,13 @@ OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that te
 def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **about: Any) -> None:
     """Write the model's state (or `tensors` in its place) with its configuration and whatever else `about` says."""
     if taken := about.keys() & {"model", "format"}:
-        raise MspcapsError(f"model.about cannot have the key {min(taken)!r}: the file stores that itself")
+        raise MspcapsError(f"model.metadata cannot have the key {min(taken)!r}: the file stores that itself")
     tensors = model.state_dict() if tensors is None else tensors
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         header = {key: json.dumps(value) for key, value in {"model": config_of(model), **about}.items()}
     except (TypeError, ValueError) as error:
-        raise MspcapsError(f"model.about can hold text, numbers, lists and dictionaries only: {error}") from error
+        raise MspcapsError(f"model.metadata can hold text, numbers, lists and dictionaries only: {error}") from error
     write_atomically(path, in_order(save(tensors, metadata=header)))
 
 
@@ -45,9 +45,11 @@ def in_order(content: bytes) -> bytes:
 def class_names(model: nn.Module) -> tuple[str, ...]:
     """Of a model of `load_model` as its file has them; of a new one the numbers."""
     count = config_of(model)["num_classes"]
-    names = tuple(getattr(unwrapped(model), "about", {}).get("classes") or map(str, range(count)))
+    names = tuple(getattr(unwrapped(model), "metadata", {}).get("classes") or map(str, range(count)))
     if len(names) != count:
-        raise MspcapsError(f"model.about names {len(names)} classes, but the model has {count}: name each of them once")
+        raise MspcapsError(
+            f"model.metadata names {len(names)} classes, but the model has {count}: name each of them once"
+        )
     return names
 
 
@@ -62,7 +64,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 
 def load_model(path: str | Path) -> Model:
-    """The model that a weights file holds, in eval mode; `model.about` has the rest of the header (classes, recipe)."""
+    """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
     header, tensors = read_weights(Path(path))
     try:
         model = create_model(**header.pop("model"))
@@ -70,7 +72,7 @@ def load_model(path: str | Path) -> Model:
         raise MspcapsError(f"{path}: {error}") from error
     load_state(model, tensors, Path(path))
     use_channels_last(model)
-    model.about = header
+    model.metadata = header
     return model.eval()
 
 

@@ -21,7 +21,7 @@ class Model(nn.Module):
     """
 
     config: dict[str, Any]  # name, num_classes, in_chans, img_size, mean and std: what makes a model like it
-    about: dict[str, Any]  # what its weights file tells besides, such as classes and recipe; empty where there is none
+    metadata: dict[str, Any]  # what else its weights file says, such as classes and recipe; empty without one
     loss: Callable[..., Tensor]  # what it is trained with: scores [b, K], labels [b] -> scalar
 
     if TYPE_CHECKING:  # PyTorch's own returns Any
@@ -114,5 +114,5 @@ def create_model(
     model.config = {
         "name": name, "num_classes": num_classes, "in_chans": in_chans, "img_size": size, "mean": mean, "std": std,
     }  # fmt: skip
-    model.about = {}
+    model.metadata = {}
     return model

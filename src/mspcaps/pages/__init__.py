@@ -2,13 +2,33 @@
 
 import base64
 import io
+from functools import cache
 from html import escape
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import numpy as np
+from markupsafe import Markup
 from PIL import Image
 
 PREFIX = "data:image/png;base64,"
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from a template in templates/. Values are escaped unless they are Markup; a missing one is an error."""
+    return environment().get_template(template).render(values)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    folder = Path(__file__).with_name("templates")
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    made.globals["stylesheet"] = lambda: Markup(stylesheet())
+    return made
 
 
 def stylesheet(*own: Path) -> str:

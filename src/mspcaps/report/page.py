@@ -13,7 +13,7 @@ from mspcaps.report.svg import confusion_chart, line_chart, smoothed
 from mspcaps.training import Epoch
 
 SHOWN_LENGTHS = 4  # of the class capsules, per example
-MOST_EXAMPLES = 10  # of each kind
+MAX_EXAMPLES = 10  # of each kind
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def choose_right(found: Evaluation) -> list[int]:
         if len(members):
             order = sure[members].argsort()
             chosen.append(int(members[order[len(order) // 2]]))
-    return chosen[:MOST_EXAMPLES]
+    return chosen[:MAX_EXAMPLES]
 
 
 def choose_wrong(found: Evaluation) -> list[int]:
@@ -139,7 +139,7 @@ def choose_wrong(found: Evaluation) -> list[int]:
     chosen: dict[tuple[int, int], int] = {}
     for index in members[sure[members].argsort(descending=True)].tolist():
         chosen.setdefault((int(found.labels[index]), int(found.predictions[index])), index)
-    return list(chosen.values())[:MOST_EXAMPLES]
+    return list(chosen.values())[:MAX_EXAMPLES]
 
 
 def examples(title: str, note: str, indices: Sequence[int], page: Page) -> str:

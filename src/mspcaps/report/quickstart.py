@@ -10,10 +10,10 @@ from mspcaps.data import facts, load_dataset
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.models.pretrained import load_model
+from mspcaps.models.shipped import Card, pretrained_path, read_card
 from mspcaps.report.page import Page, write_page
 from mspcaps.training import Epoch, Recipe, Result, Trainer, choose_device, load_recipe, train
 from mspcaps.training.trainer import Listener
-from mspcaps.weights import Card, pretrained_path, read_card
 
 SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
 
@@ -61,9 +61,9 @@ def quickstart(
     # a ledger of its own: trials do not belong into results/
     result = train(
         recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder, stop=stop,
-        again=True,
+        overwrite=True,
     )  # fmt: skip
-    size = result.recipe.image_size
+    size = result.recipe.img_size
     data = load_dataset(result.recipe.data, "test", size)
     found = evaluate(result.model, data)
     weights = result.folder / "last.safetensors"
@@ -77,7 +77,7 @@ def shipped(out: Path, device: str | None = None) -> Quickstart:
     card = read_card(SHIPPED)
     weights = pretrained_path(card.model, card.dataset)
     found = evaluate(
-        load_model(weights).to(choose_device(device)), load_dataset(SAMPLE, "test", card.recipe["image_size"])
+        load_model(weights).to(choose_device(device)), load_dataset(SAMPLE, "test", card.recipe["img_size"])
     )
     page = out / "shipped.html"
     write_page(page, describe_shipped(card, found))
@@ -131,7 +131,7 @@ def describe(result: Result, found: Evaluation, step_losses: list[tuple[float, f
             ("See all models and what they cost:", "mspcaps models"),
             (
                 "Train on your own pictures, one folder per class:",
-                f"mspcaps train --data FOLDER --model {recipe.model} --image-size 32 --epochs 30 --batch-size 32",
+                f"mspcaps train --data FOLDER --model {recipe.model} --img-size 32 --epochs 30 --batch-size 32",
             ),
         ],
         footer=(

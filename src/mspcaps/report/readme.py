@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mspcaps.benchmarks.tables import number
+from mspcaps.bench.tables import number
 from mspcaps.errors import MspcapsError
-from mspcaps.files import around_marks, reason
+from mspcaps.files import reason, split_at_markers
 from mspcaps.pages.grid import grid
 from mspcaps.report.conclusions import groups_of, in_short
 from mspcaps.report.markdown import EMPTY, reached
@@ -27,7 +27,7 @@ def quoted(readme: Path, report: Report, benchmarks: Sequence[dict[str, Any]]) -
         raise MspcapsError(f"cannot read {readme}: {error}") from error
     for name, lines in ((OPENING, opening(report, benchmarks)), (TABLE, table(report))):
         begin, end = marks(name)
-        before, after = around_marks(text, begin, end, str(readme))
+        before, after = split_at_markers(text, begin, end, str(readme))
         text = before + "\n".join([begin, GENERATED, "", *(lines if report.runs else [EMPTY]), "", end]) + after
     return text
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mspcaps.data.catalog import CATALOG
 from mspcaps.errors import MspcapsError
-from mspcaps.training.ledger import AGAIN, read_entry
+from mspcaps.training.ledger import REPEATS, read_entry
 from mspcaps.training.recipe import Recipe, filled, list_recipes, load_recipe, with_defaults
 
 _NEEDED = {  # of an entry, and of the tables inside it
@@ -108,7 +108,7 @@ def read_ledger(folder: Path) -> list[Run]:
 
 def read_again(folder: Path) -> list[Run]:
     """Runs of the ledger that were made a second time, in a ledger of their own inside it: the first is what counts."""
-    return read_ledger(folder / AGAIN) if (folder / AGAIN).is_dir() else []
+    return read_ledger(folder / REPEATS) if (folder / REPEATS).is_dir() else []
 
 
 def read_run(path: Path, folder: Path) -> Run:

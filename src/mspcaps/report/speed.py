@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mspcaps.benchmarks import tables
+from mspcaps.bench import tables
 from mspcaps.errors import MspcapsError
 from mspcaps.pages.grid import grid
 from mspcaps.report.runs import Run

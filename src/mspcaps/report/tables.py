@@ -158,7 +158,7 @@ def further_row(group: Group) -> Row:
 @cache
 def count_parameters(model: str, dataset: str) -> int:
     known = facts(dataset)
-    return summarize(model, len(known.classes), known.channels, known.image_size).params
+    return summarize(model, len(known.classes), known.channels, known.img_size).params
 
 
 def spread(value: Spread) -> str:

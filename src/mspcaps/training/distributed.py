@@ -25,7 +25,7 @@ class World:
     device: torch.device | str = "cpu"
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """One process writes files and talks to the user."""
         return self.rank == 0
 
@@ -44,7 +44,7 @@ class World:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return [bool(flag) for flag in found.tolist()]
 
-    def agrees(self, *numbers: int) -> bool:
+    def all_equal(self, *numbers: int) -> bool:
         """Whether all processes have the same numbers."""
         if self.size == 1:
             return True
@@ -73,7 +73,7 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-class AddUp(torch.autograd.Function):
+class AllReduceSum(torch.autograd.Function):
     """The sum over all processes; every one of them uses it, so the gradients add up as well."""
 
     @staticmethod
@@ -97,9 +97,9 @@ class SyncBatchNorm(BatchNorm):
             return super().forward(x)
         x32 = x.float()
         count = dist.get_world_size() * x.numel() / x.shape[1]
-        mean = AddUp.apply(x32.sum((0, 2, 3))) / count
+        mean = AllReduceSum.apply(x32.sum((0, 2, 3))) / count
         centred = x32 - mean.view(1, -1, 1, 1)
-        var = AddUp.apply(centred.square().sum((0, 2, 3))) / count
+        var = AllReduceSum.apply(centred.square().sum((0, 2, 3))) / count
         with torch.no_grad():
             momentum = self.momentum or 0.0
             self.running_mean.lerp_(mean, momentum)  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
-from mspcaps.training.plan import WORKERS
+from mspcaps.training.loader import WORKERS
 from mspcaps.training.step import Form, captured, compiled
 
 BATCH = 1000

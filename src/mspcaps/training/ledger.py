@@ -13,7 +13,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.training.recipe import Recipe, differences, filled
 
-AGAIN = "again"  # a ledger inside the ledger: runs of it that were made a second time
+REPEATS = "repeats"  # a ledger inside the ledger: runs of it that were made a second time
 
 
 def entry_path(results: Path, recipe: Recipe) -> Path:
@@ -89,6 +89,6 @@ def is_in_ledger(results: Path, recipe: Recipe, images: int | None = None) -> bo
     if images is not None and before != images:
         raise MspcapsError(
             f"the data has changed since {path} was written, from {before:,} training images to {images:,}: train with "
-            "--again to replace it, or give the new run another name"
+            "--overwrite to replace it, or give the new run another name"
         )
     return True

@@ -16,7 +16,7 @@ from mspcaps.errors import MspcapsError, nearest
 
 LONGEST_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
 NOT_IN_NAMES = '/\\:*?"<>|'  # somewhere a file system refuses them
-LARGEST_IMAGE = 2048  # pixels a side; beyond that it is a slip of the pen
+MAX_IMG_SIZE = 2048  # pixels a side; beyond that it is a slip of the pen
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Recipe:
     """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: float = 1e-6
     """Learning rate that the cosine decays to."""
-    image_size: int | None = None
+    img_size: int | None = None
     """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
     """Training augmentation (crop, flip, rotate); default: that of the data set."""
@@ -70,8 +70,8 @@ class Recipe:
         for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise MspcapsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
-        if self.image_size is not None and not 1 <= self.image_size <= LARGEST_IMAGE:
-            raise MspcapsError(f"image_size is {self.image_size}, but must lie between 1 and {LARGEST_IMAGE}")
+        if self.img_size is not None and not 1 <= self.img_size <= MAX_IMG_SIZE:
+            raise MspcapsError(f"img_size is {self.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
         if self.seed >= 2**63:
             raise MspcapsError(f"seed is {self.seed}, but must be less than 2^63")
         if not self.name.isprintable() or {*self.name} & {*NOT_IN_NAMES}:
@@ -108,8 +108,8 @@ def filled(recipe: Recipe) -> Recipe:
     known = CATALOG.get(recipe.data)
     if known is None:
         return recipe
-    size = recipe.image_size or known.image_size[0]
-    return replace(recipe, augment=recipe.augment or known.augment, image_size=size)
+    size = recipe.img_size or known.img_size[0]
+    return replace(recipe, augment=recipe.augment or known.augment, img_size=size)
 
 
 def measured_on(held_out: int) -> str:
@@ -190,6 +190,8 @@ def differences(recipe: Recipe, written: dict[str, Any]) -> list[str]:
 
 def with_defaults(written: dict[str, Any]) -> dict[str, Any]:
     """A recipe as a file holds it, whole: a field younger than the file had its default, one of `augment` as well."""
+    if "image_size" in written:  # as it was called when the first weights were shipped
+        written = {"img_size" if key == "image_size" else key: value for key, value in written.items()}
     whole = Recipe().to_dict() | written
     if isinstance(whole["augment"], dict):
         whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]

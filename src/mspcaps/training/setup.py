@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
-from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, now_and_then
+from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, create_model
 from mspcaps.models.initial import scale_initial_weights
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.distributed import World
+from mspcaps.training.loader import Plan, StreamingPlan
 from mspcaps.training.optimizer import FlatAdamW
-from mspcaps.training.plan import Plan, StreamingPlan
 from mspcaps.training.recipe import Recipe, filled
 from mspcaps.training.step import Form, Step, compiler_works
 
@@ -72,7 +72,7 @@ def load_images(
     if not isinstance(train, ImageSet):
         raise MspcapsError(
             f"held_out needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller "
-            "image_size, or put the pictures to measure on into a test folder"
+            "img_size, or put the pictures to measure on into a test folder"
         )
     return train.split(recipe.held_out)
 
@@ -82,7 +82,7 @@ def load_splits(
 ) -> tuple[ImageSet | FolderImages, ImageSet | FolderImages]:
     """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
     path = Path(recipe.data).expanduser()
-    wanted = (recipe.image_size, recipe.image_size) if recipe.image_size else None
+    wanted = (recipe.img_size, recipe.img_size) if recipe.img_size else None
     if not is_picture_folder(recipe.data):
         train_set, test_set = load_dataset(recipe.data, "train", wanted), load_dataset(recipe.data, "test", wanted)
         if len(train_set.classes) == 1:
@@ -101,11 +101,9 @@ def load_splits(
     train = replace(train, size=size)
     test = replace(test, size=size)
     if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
-        replace(train, paths=train.paths + test.paths).check(
-            now_and_then(lambda line: say(f"checking {line} pictures"))
-        )
+        replace(train, paths=train.paths + test.paths).check(throttled(lambda line: say(f"checking {line} pictures")))
         return train, test
-    progress = now_and_then(lambda line: say(f"reading {line} pictures"))
+    progress = throttled(lambda line: say(f"reading {line} pictures"))
     return train.resident(progress).to(device), test.resident(progress)
 
 
@@ -136,31 +134,31 @@ def free_bytes(device: torch.device) -> int:
 
 def resolve(recipe: Recipe, train: ImageSet | FolderImages) -> Recipe:
     """The recipe with what it left to the data set filled in."""
-    size = train.size[0] if train.size[0] == train.size[1] else recipe.image_size
-    augment = filled(recipe).augment or own_augment(train.size)
+    size = train.size[0] if train.size[0] == train.size[1] else recipe.img_size
+    augment = filled(recipe).augment or default_augmentation(train.size)
     if augment.crop >= min(train.size):
         raise MspcapsError(
             f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} pixels out of "
             f"view: choose less than {min(train.size)}"
         )
-    return replace(filled(recipe), augment=augment, image_size=size)
+    return replace(filled(recipe), augment=augment, img_size=size)
 
 
-def own_augment(size: tuple[int, int]) -> Augmentation:
+def default_augmentation(size: tuple[int, int]) -> Augmentation:
     """Of own images only this is known: a small shift leaves the class as it is."""
     return Augmentation(crop=min(size) // 8)
 
 
-def size_of_own(recipe: Recipe) -> tuple[int, int]:
+def custom_img_size(recipe: Recipe) -> tuple[int, int]:
     """What size own images will have in training."""
-    if recipe.image_size:
-        return recipe.image_size, recipe.image_size
+    if recipe.img_size:
+        return recipe.img_size, recipe.img_size
     if is_picture_folder(recipe.data):
         return at_least(open_folder(Path(recipe.data).expanduser(), "train").size, SMALLEST)
     return at_least(load_dataset(recipe.data, "train").size, SMALLEST)
 
 
-def images_of_own(recipe: Recipe) -> int | None:
+def count_custom_images(recipe: Recipe) -> int | None:
     """How many own images there are now to train on; None of a published set, which does not change, and of none."""
     path = Path(recipe.data).expanduser()
     if recipe.data in CATALOG or not path.exists():

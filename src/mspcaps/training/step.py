@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from mspcaps.data.augment import augmented
 from mspcaps.errors import MspcapsError
 from mspcaps.training.distributed import World
+from mspcaps.training.loader import Plan
 from mspcaps.training.optimizer import FlatAdamW, adamw_update
-from mspcaps.training.plan import Plan
 
 Form = Literal["eager", "compiled", "captured"]
 
@@ -146,11 +146,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # A sweep meets many models and data sets in one process; of newer PyTorch every thread has a limit of its own.
     torch._dynamo.config.recompile_limit = 256
     if function not in _compiled:
-        _compiled[function] = or_a_sentence(torch.compile(function, fullgraph=True, dynamic=False))
+        _compiled[function] = wrap_compile_errors(torch.compile(function, fullgraph=True, dynamic=False))
     return _compiled[function]
 
 
-def or_a_sentence(function: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_compile_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """What the compiler refuses is in the model, and the eager form takes it."""
 
     @wraps(function)

@@ -23,7 +23,7 @@ from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.ledger import device_name, entry_path, is_in_ledger, read_entry
 from mspcaps.training.recipe import Recipe, checked_fields, filled, load_recipe, override
-from mspcaps.training.setup import SMALLEST, images_of_own
+from mspcaps.training.setup import SMALLEST, count_custom_images
 from mspcaps.training.trainer import FindWeights, Listener, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
@@ -82,7 +82,7 @@ def share_of_device(recipe: Recipe, device: torch.device) -> float:
     """How much of the device a run takes: 1 if it fills it."""
     if device.type != "cuda":
         return 1.0
-    macs = summarize(recipe.model, img_size=filled(recipe).image_size or SMALLEST).macs
+    macs = summarize(recipe.model, img_size=filled(recipe).img_size or SMALLEST).macs
     return min(1.0, max(0.25, macs / FILLS_A_GPU))
 
 
@@ -126,7 +126,7 @@ def run_sweep(
     for recipe in recipes:
         (known if is_in_ledger(results, recipe) else waiting).append(recipe)
     for recipe in known:
-        is_in_ledger(results, recipe, images_of_own(recipe))  # refuses what was made of other pictures
+        is_in_ledger(results, recipe, count_custom_images(recipe))  # refuses what was made of other pictures
     outcomes = [Outcome(recipe, "known") for recipe in known]
     running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
-from mspcaps.files import check_writable, held, sha256_of
+from mspcaps.files import check_writable, lock_folder, sha256_of
 from mspcaps.models import Model
 from mspcaps.models.pretrained import save_weights
 from mspcaps.models.transfer import transfer
@@ -91,15 +91,15 @@ class Trainer:
         find_weights: FindWeights = lambda file: Path(file).expanduser(),
         say: Callable[[str], None] = print,
         stop: threading.Event | None = None,
-        again: bool = False,
+        overwrite: bool = False,
     ) -> None:
-        self.again = again  # whether the entry of an equal run is replaced, not left as it is
+        self.overwrite = overwrite  # whether the entry of an equal run is replaced, not left as it is
         self.device, self.listener, self.save_every, self.results = device, listener, save_every, Path(results)
         self.stop = stop or threading.Event()  # once set, the run ends after the chunk of steps that it is at
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.autocast = working_precision(device)
-        self.say = say if self.world.leads else lambda line: None
+        self.say = say if self.world.is_main else lambda line: None
         train, test = load_images(recipe, device, self.say)
         self.recipe = resolve(recipe, train)
         self.classes, self.images = train.classes, (len(train), len(test), train.channels, *train.size)
@@ -141,18 +141,18 @@ class Trainer:
     def run(self, deadline: float = math.inf) -> Result | None:
         """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
         saves a checkpoint and returns None."""
-        if ledger.is_in_ledger(self.results, self.recipe) and not self.again:
+        if ledger.is_in_ledger(self.results, self.recipe) and not self.overwrite:
             before = ledger.last_accuracy(self.results, self.recipe)
-            self.results /= ledger.AGAIN
+            self.results /= ledger.REPEATS
             self.say(
                 f"the ledger already has this run, with {before:.2f} % after the last epoch: this one goes to "
                 f"{self.results}"
             )
         check_writable(ledger.entry_path(self.results, self.recipe).parent, "cannot write the ledger to")
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
-        with held(self.folder, busy) if self.world.leads else contextlib.nullcontext():
+        with lock_folder(self.folder, busy) if self.world.is_main else contextlib.nullcontext():
             self.resume()
-            self.say(self.about())
+            self.say(self.summary())
             try:
                 return self.train(deadline)
             except torch._dynamo.exc.BackendCompilerFailed:
@@ -160,7 +160,7 @@ class Trainer:
                     return None
                 raise
 
-    def about(self) -> str:
+    def summary(self) -> str:
         """What is trained on what, in one line: people are to see at once that sizes are not what they thought."""
         train, test, *shape = self.images
         params = sum(p.numel() for p in self.model.parameters())
@@ -174,7 +174,7 @@ class Trainer:
     def train(self, deadline: float) -> Result | None:
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
-        if not self.world.agrees(self.epoch, self.steps_done):
+        if not self.world.all_equal(self.epoch, self.steps_done):
             raise MspcapsError(
                 f"the processes resume from different checkpoints: all of them must see the same {self.folder}"
             )
@@ -250,7 +250,7 @@ class Trainer:
         self.check_finite()  # the last good checkpoint is worth more
         tensors = self.checkpoint_tensors() | {"loss_sum": self.step.loss_sum.clone()}
         self.world.average([tensors["loss_sum"]])  # each process will go on from it
-        if self.world.leads:
+        if self.world.is_main:
             self.write(tensors)
         self.world.barrier()  # nobody looks for a checkpoint that is not there yet
 
@@ -312,7 +312,7 @@ class Trainer:
         """Write weights and ledger entry, remove the checkpoint."""
         seconds = self.clock()
         entry: dict[str, Any] = {}
-        if self.world.leads:
+        if self.world.is_main:
             if self.best_is_new:
                 self.save_weights("best", self.best)
             last = self.save_weights("last", self.weights())
@@ -321,7 +321,7 @@ class Trainer:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
         self.load_masters()
-        self.model.about = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
+        self.model.metadata = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
         return Result(self.recipe, self.model.eval(), self.history, entry, self.folder)
 
     def load_masters(self) -> None:

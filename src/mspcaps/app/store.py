@@ -1,0 +1,138 @@
+"""The models that the app offers, and sample pictures for each: loaded at first use, then kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import nn
+
+from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
+from mspcaps.data.catalog import SAMPLE
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation import load_for
+from mspcaps.models import config_of
+from mspcaps.models.shipped import list_pretrained, load_model, read_card
+from mspcaps.pages import image_url
+
+MOST_SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A picture of a test set: never trained on."""
+
+    title: str  # its true class
+    picture: str  # data URL
+
+
+class ModelStore:
+    """Your weights files first, then the shipped ones. Your files are read at once, so that a bad one is an error."""
+
+    def __init__(self, weights: Sequence[Path] = (), device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._lock = Lock()
+        self._models: dict[str, nn.Module] = {}
+        self._samples: dict[str, list[Sample]] = {}
+        self._shipped: dict[str, str] = {}
+        for path in weights:
+            model = self._checked(load_model(path), str(path))
+            self._models[self._free(f"{title_of(model)} · {file_title(path, weights)}")] = model
+        cards = [read_card(name) for name in list_pretrained()]
+        for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # large ones take seconds
+            self._shipped[f"{card.model} · {set_title(card.dataset)}"] = card.name
+        if not self.names:
+            raise MspcapsError(
+                "there is no model to show: this version of mspcaps ships no weights, so name a .safetensors file "
+                "with --weights; `mspcaps quickstart` makes one and prints its path"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        return list({**self._models, **self._shipped})
+
+    def model(self, name: object) -> nn.Module:
+        """In eval mode, on the device of the shelf."""
+        with self._lock:
+            if not isinstance(name, str) or name not in self.names:
+                raise MspcapsError(f"there is no model {repr(name)[:80]}; the models are {', '.join(self.names)}")
+            if name not in self._models:
+                self._models[name] = self._checked(load_model(self._shipped[name]), name)
+            return self._models[name]
+
+    def samples(self, name: str) -> list[Sample]:
+        """One of each of the first classes, from the package or from the user's cache; empty where neither has any."""
+        model = self.model(name)
+        with self._lock:
+            if name not in self._samples:
+                self._samples[name] = find_samples(model)
+            return self._samples[name]
+
+    def truth(self, name: object, picture: object) -> str | None:
+        """The class of a sample; nobody knows that of another picture."""
+        samples = self.samples(name) if isinstance(name, str) else []
+        return next((sample.title for sample in samples if sample.picture == picture), None)
+
+    def _checked(self, model: nn.Module, name: str) -> nn.Module:
+        config = config_of(model)
+        if config["in_chans"] not in (1, 3):
+            raise MspcapsError(f"{name} takes images with {config['in_chans']} channels, but pictures have 1 or 3")
+        return model.to(self.device).eval()
+
+    def _free(self, title: str) -> str:
+        """A number tells the same file from itself when it is named twice."""
+        names = (title if number == 1 else f"{title} ({number})" for number in count(1))
+        return next(name for name in names if name not in self._models)
+
+
+def file_title(path: Path, others: Sequence[Path]) -> str:
+    """The end of the path that tells it from the others, with the run's folder where the name says nothing."""
+    whole, enough = path.absolute(), 2 if path.stem in ("last", "best", "model") else 1
+    for other in others:
+        while other.absolute() != whole and other.absolute().parts[-enough:] == whole.parts[-enough:]:
+            enough += 1
+    return "/".join(whole.parts[-enough:])
+
+
+def trained_on(model: nn.Module) -> str:
+    """Name of a data set or a path, as the recipe has it; empty if the weights do not say."""
+    return str(getattr(model, "metadata", {}).get("recipe", {}).get("data") or "")
+
+
+def set_title(data: str) -> str:
+    return CATALOG[data].title if data in CATALOG else Path(data).name
+
+
+def title_of(model: nn.Module) -> str:
+    config = config_of(model)
+    data = trained_on(model)
+    return f"{config['name']} · {set_title(data)}" if data else str(config["name"])
+
+
+def find_samples(model: nn.Module) -> list[Sample]:
+    """Test pictures of the set that the model was trained on, exactly as evaluation feeds them to it."""
+    data = trained_on(model)
+    try:
+        if data in CATALOG:
+            # the embedded sample begins with the same images as the whole of FashionMNIST
+            data = SAMPLE if data == "fashionmnist" else data
+            return one_of_each(load_for(model, data)) if is_cached(data) else []
+        return from_folder(model, Path(data)) if data and Path(data).is_dir() else []
+    except MspcapsError:
+        return []  # samples are a courtesy: a damaged cache must not keep anybody from uploading
+
+
+def one_of_each(data: ImageSet) -> list[Sample]:
+    first = [(data.labels == label).nonzero().flatten()[:1] for label in range(len(data.classes))]
+    index = torch.cat(first[:MOST_SAMPLES]).tolist()
+    return [Sample(data.classes[int(data.labels[i])], image_url(data.images[i].numpy())) for i in index]
+
+
+def from_folder(model: nn.Module, root: Path) -> list[Sample]:
+    """Of a folder of pictures only those shown are read."""
+    config = config_of(model)
+    pictures = replace(open_folder(root, "test", config["img_size"]), channels=config["in_chans"])
+    chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MOST_SAMPLES]]
+    return [Sample(pictures.classes[pictures.labels[i]], image_url(pictures[i][0].numpy())) for i in chosen]

@@ -1,0 +1,110 @@
+"""Our engine as the benchmark runs it: the trainer's own step in its default form, on synthetic images.
+
+Random pixels take the same time as photographs: nothing in a step depends on their values.
+"""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.bench.timing import Timed
+from mspcaps.data import Augmentation, ImageSet, facts
+from mspcaps.models import create_model
+from mspcaps.training.distributed import World
+from mspcaps.training.loader import Plan
+from mspcaps.training.recipe import Recipe
+from mspcaps.training.setup import default_form, make_step
+from mspcaps.training.step import Form
+from mspcaps.training.trainer import preparing
+
+CIFAR10 = facts("cifar10")
+AUGMENT: Augmentation = CIFAR10.augment
+PAPER = Recipe()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on: images like CIFAR-10's unless it says otherwise."""
+
+    batch_size: int = PAPER.batch_size
+    img_size: int = CIFAR10.native_size[0]
+    num_classes: int = len(CIFAR10.classes)
+    images: int = CIFAR10.train
+
+    def data(self) -> ImageSet:
+        """Random pixels, random labels."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.images, CIFAR10.channels, self.img_size, self.img_size)
+        images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        labels = torch.randint(self.num_classes, (self.images,), generator=generator)
+        return ImageSet(images, labels, tuple(map(str, range(self.num_classes))), "synthetic")
+
+    def model(self, name: str, seed: int = 0) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return create_model(name, self.num_classes, CIFAR10.channels, self.img_size, CIFAR10.mean, CIFAR10.std)
+
+
+class EngineRun(Timed):
+    """Takes the trainer's steps, epoch after epoch."""
+
+    def __init__(self, model: nn.Module, data: ImageSet, task: Task, form: Form | None = None, seed: int = 0) -> None:
+        device = data.images.device
+        self.device, self.form = device, form or default_form(device, World())
+        self.plan = Plan(data, task.batch_size, AUGMENT, seed)
+        self.step = make_step(model.to(device).train(), self.plan, PAPER.weight_decay, self.form)
+        self.step.optimizer.lr.fill_(PAPER.lr)
+        self.epoch = self.done = 0
+        self.plan.begin(0)
+        if self.form == "captured":
+            with preparing:
+                self.step.capture()
+
+    def run(self, steps: int) -> int:
+        taken = 0
+        while taken < steps:
+            if self.done >= self.plan.steps:
+                self.epoch, self.done = self.epoch + 1, 0
+                self.plan.begin(self.epoch)
+            count = self.step()
+            self.done, taken = self.done + count, taken + count
+        return taken
+
+    def resident(self) -> list[Tensor]:
+        """What it holds between steps, less the images."""
+        groups = self.step.optimizer.groups
+        flat = [t for g in groups for t in (g.master, g.m, g.v, *(() if g.work is g.master else (g.work,)))]
+        return [*flat, *self.step.model.buffers(), self.plan.order, self.plan.draws]
+
+    @property
+    def precision(self) -> str:
+        return "fp32" if self.step.autocast is None else "bf16"
+
+
+class PackedRuns(Timed):
+    """Several runs side by side as a sweep has them: a thread and a stream each. A step is one step of every run."""
+
+    def __init__(self, runs: list[EngineRun]) -> None:
+        self.runs = runs
+        self.pool = ThreadPoolExecutor(len(runs))
+        self.streams: list[Any] = [
+            torch.cuda.Stream(run.device) if run.device.type == "cuda" else None for run in self.runs
+        ]
+
+    def run(self, steps: int) -> int:
+        return max(self.pool.map(self.one, self.runs, self.streams, [steps] * len(self.runs)))
+
+    @staticmethod
+    def one(run: EngineRun, stream: Any, steps: int) -> int:
+        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+            taken = run.run(steps)
+            if stream is not None:
+                stream.synchronize()
+        return taken
+
+    def close(self) -> None:
+        self.pool.shutdown()

@@ -1,0 +1,233 @@
+"""`mspcaps bench infer`: latency of one image and best throughput, ours and a ResNet, in every form that works."""
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.bench.engine import CIFAR10, Task
+from mspcaps.bench.result import environment, yardstick
+from mspcaps.bench.timing import Effort, Timed, quantile, significant, time_interleaved, timed
+from mspcaps.errors import MspcapsError, first_line
+from mspcaps.export.graphs import to_onnx, traced
+from mspcaps.export.metadata import INPUT
+from mspcaps.export.model import describe
+from mspcaps.export.runner import open_session
+from mspcaps.models import summarize
+from mspcaps.models.layers import use_channels_last
+from mspcaps.training.setup import working_precision
+from mspcaps.training.step import captured
+
+FORMS = ("eager", "channels_last", "compiled", "captured", "onnxruntime")
+CONVENTIONS = {
+    "data": "random images of CIFAR-10's shape in [0, 1], resident on the device",
+    "forms": "eager: contiguous; channels_last: input and convolution weights; compiled: channels_last and inductor; "
+    "captured (GPU): compiled and replayed as one CUDA graph, the copy of the input included; "
+    "onnxruntime (CPU): the file of `mspcaps export`, with as many threads as PyTorch",
+    "latency_ms": "one image, from call to finished answer; calls of all variants interleaved",
+    "throughput": "images per second at the best of the batches tried",
+    "ratios": "of the best forms; latency: the other's median over ours; throughput: ours over the other's; "
+    "above 1 ours is faster",
+}
+
+
+class Forward(Timed):
+    """One model in one form: evaluation mode, inference mode, the precision that the device works in."""
+
+    def __init__(self, model: nn.Module, form: str, device: torch.device) -> None:
+        self.model, self.form, self.device = model.to(device).eval(), form, device
+        self.autocast = working_precision(device)
+        self.function: Callable[[Tensor], Tensor] = self.model
+        if form != "eager":
+            use_channels_last(self.model)
+        if form in ("compiled", "captured"):
+            torch._dynamo.config.recompile_limit = 256  # one for each batch, form and model
+            self.function = torch.compile(self.model, fullgraph=True, dynamic=False)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x = self.y = torch.empty(0)
+
+    def prepare(self, x: Tensor) -> None:
+        """Take this batch from now on; compiles and captures."""
+        layout = torch.contiguous_format if self.form == "eager" else torch.channels_last
+        self.given = x.to(self.device).contiguous(memory_format=layout)
+        self.x = self.given.clone()
+        self.graph = None
+        for _ in range(3):
+            self()
+        if self.form == "captured":
+            self.graph = captured(self.answer, warm_up=self.answer)
+
+    def forward(self) -> Tensor:
+        enabled = self.autocast is not None
+        with torch.inference_mode(), torch.autocast(self.device.type, self.autocast, enabled, cache_enabled=False):
+            return self.function(self.x)
+
+    def answer(self) -> None:
+        self.y = self.forward()
+
+    def __call__(self) -> Tensor:
+        if self.graph is None:
+            return self.forward()
+        self.x.copy_(self.given)
+        self.graph.replay()
+        return self.y
+
+    def run(self, steps: int) -> int:
+        for _ in range(steps):
+            self()
+        return steps
+
+
+class OnnxForward(Timed):
+    """A file that `mspcaps export` writes, or its content, in onnxruntime on the CPU."""
+
+    def __init__(self, file: Path | bytes) -> None:
+        self.session = open_session(file, torch.get_num_threads())
+        self.given: dict[str, Any] = {}
+
+    def prepare(self, x: Tensor) -> None:
+        """Take this batch from now on."""
+        self.given = {INPUT: x.numpy()}
+        self.run(3)
+
+    def __call__(self) -> Tensor:
+        return torch.from_numpy(self.session.run(None, self.given)[0])
+
+    def run(self, steps: int) -> int:
+        for _ in range(steps):
+            self()
+        return steps
+
+
+Works = dict[tuple[str, str], Forward | OnnxForward]  # (who, form) -> what runs here
+
+
+def bench_infer(
+    model: str = "mspcaps_t",
+    device: torch.device | None = None,
+    batch_size: int | None = None,
+    quick: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measure; `batch_size` is the largest batch that throughput is tried with."""
+    device = device or torch.device("cpu")
+    if batch_size is not None and batch_size < 1:
+        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    largest = batch_size or (4096 if device.type == "cuda" else 128)
+    batches = [*[b for b in (8, 32, 128, 512, 1024, 2048) if b < largest][-1 if quick else -2 :], largest]
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+    names = {"ours": model, "resnet": yardstick(model)}
+    result: dict[str, Any] = {
+        "what": "infer", "model": model, "quick": quick, "environment": environment(device),
+        "conventions": CONVENTIONS, "precision": "fp32" if working_precision(device) is None else "bf16",
+    }  # fmt: skip
+    works, fails = prepare(names, device, quick, say)
+    if ("ours", "onnxruntime") in works:
+        result["environment"]["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")
+    say("latency of one image")
+    latency = latencies(works, device, calls=5 if quick else 300)
+    rows: dict[tuple[str, str], dict[str, Any]] = {
+        key: {"form": key[1], "latency_ms": latency[key], "throughput": []} for key in works
+    }
+    for batch in batches:
+        say(f"throughput at batch {batch}")
+        for key, (median, low, high) in throughput(works, device, batch, Effort.for_device(device, quick)).items():
+            times = {"median": median, "lowest": high, "highest": low}  # the longest time is the lowest rate
+            rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
+            rows[key]["throughput"].append({"batch": batch, "images_per_second": rate})
+    result["variants"] = {who: summary(who, names[who], rows) for who in names}
+    result["unavailable"] = fails
+    result["ratios"] = ratios(result["variants"])
+    return result
+
+
+def prepare(
+    names: dict[str, str], device: torch.device, quick: bool, say: Callable[[str], None]
+) -> tuple[Works, dict[str, str]]:
+    """-> what runs here, and which forms do not, with the reason."""
+    works: Works = {}
+    fails: dict[str, str] = {}
+    elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
+    forms = [form for form in FORMS if form != elsewhere]
+    if quick:
+        fails = dict.fromkeys(forms[2:], "skipped in a quick run")
+        forms = forms[:2]
+    for form in forms:
+        for who, name in names.items():
+            say(f"preparing {name}, {form}")
+            model = Task().model(name)
+            try:
+                if form == "onnxruntime":
+                    forward: Forward | OnnxForward = OnnxForward(to_onnx(traced(model), describe(model)))
+                else:
+                    forward = Forward(model, form, device)
+                forward.prepare(images(1))
+            except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
+                fails[form] = str(error)
+                break
+            except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
+                fails[form] = first_line(error.inner_exception)
+                break
+            works[who, form] = forward
+        if form in fails:  # one without the other is no comparison
+            works.pop(("ours", form), None)
+    return works, fails
+
+
+def images(count: int) -> Tensor:
+    shape = (count, CIFAR10.channels, *CIFAR10.native_size)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def latencies(works: Works, device: torch.device, calls: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """Milliseconds of one image: every variant in turn, a few calls at a time so that its caches are warm."""
+    samples: dict[tuple[str, str], list[float]] = {key: [] for key in works}
+    burst = 10
+    for _ in range(-(-calls // burst)):
+        for key, forward in works.items():
+            forward.run(1)  # the others' weights lie in the caches
+            samples[key] += [1000 * timed(lambda: forward.run(1), device)[0] for _ in range(burst)]  # noqa: B023
+    return {
+        key: {
+            "median": significant(quantile(times, 0.5)), "p95": significant(quantile(times, 0.95)), "calls": len(times),
+        }
+        for key, times in samples.items()
+    }  # fmt: skip
+
+
+def throughput(
+    works: Works, device: torch.device, batch: int, effort: Effort
+) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """-> median, lowest and highest milliseconds per batch."""
+    effort = Effort(min(5, effort.repeats), effort.seconds / 4, effort.warmup)
+    x = images(batch)
+    for forward in works.values():
+        forward.prepare(x)
+    timings = time_interleaved(works, device, effort)
+    return {key: (timing.median, min(timing.samples), max(timing.samples)) for key, timing in timings.items()}
+
+
+def summary(who: str, name: str, rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """All forms of one model, and the best of them."""
+    mine = [row for (other, _), row in rows.items() if other == who]
+    fastest = min(mine, key=lambda row: row["latency_ms"]["median"])
+    rates = [(point["images_per_second"]["median"], row, point) for row in mine for point in row["throughput"]]
+    rate, row, point = max(rates, key=lambda found: found[0])
+    return {
+        "model": name,
+        "params": summarize(name).params,
+        "forms": mine,
+        "best_latency": {"form": fastest["form"], **fastest["latency_ms"]},
+        "best_throughput": {"form": row["form"], "batch": point["batch"], "images_per_second": rate},
+    }
+
+
+def ratios(variants: dict[str, dict[str, Any]]) -> dict[str, float]:
+    ours, other = variants["ours"], variants["resnet"]
+    latency = other["best_latency"]["median"] / ours["best_latency"]["median"]
+    rate = ours["best_throughput"]["images_per_second"] / other["best_throughput"]["images_per_second"]
+    return {"latency_ours_vs_resnet": round(latency, 3), "throughput_ours_vs_resnet": round(rate, 3)}

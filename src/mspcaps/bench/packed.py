@@ -1,0 +1,98 @@
+"""Several runs on one GPU against one alone: in bare steps, and as `mspcaps sweep` trains them, with evaluations."""
+
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, PackedRuns, Task
+from mspcaps.bench.timing import Effort, significant, time_interleaved
+from mspcaps.errors import MspcapsError
+from mspcaps.training.recipe import Recipe
+from mspcaps.training.sweep import run_sweep, share_of_device
+from mspcaps.training.trainer import Trainer
+
+Say = Callable[[str], None]
+ROUNDS, EPOCHS = 2, 25  # of whole runs
+PATIENCE = 600.0  # seconds for all of them to be compiled
+
+
+def pack(
+    model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, say: Say
+) -> dict[str, Any]:
+    """`count` runs side by side against one alone: how much more gets done in the same time."""
+    say(f"timing {count} runs side by side")
+    data = task.data().to(device)
+    runs = [EngineRun(task.model(model, seed), data, task, seed=seed) for seed in range(count)]
+    together = PackedRuns(runs)
+    times = time_interleaved({"alone": runs[0], "together": together}, device, effort)
+    together.close()
+    found = {
+        "runs": count,
+        "ms_per_step_alone": times["alone"].to_dict(),
+        "ms_per_step_of_all": times["together"].to_dict(),
+        "throughput_ratio": round(count * times["alone"].median / times["together"].median, 3),
+    }
+    if count * share_of_device(replace(PAPER, model=model, img_size=task.img_size), device) > 1 or quick:
+        return found  # a sweep would not run so many at a time
+    say(f"timing a sweep of {count} runs")
+    return found | {"sweep": sweep(model, task, device, count)}
+
+
+def sweep(
+    model: str, task: Task, device: torch.device, count: int, rounds: int = ROUNDS, epochs: int = EPOCHS
+) -> dict[str, Any]:
+    """The same by `run_sweep`: one run and `count` in turn; after their first epoch they wait for each other."""
+    rates: dict[str, list[float]] = {"alone": [], "together": []}
+    with TemporaryDirectory() as folder:
+        data = Path(folder, "synthetic.npz")
+        train, test = task.data(), replace(task, images=min(task.images, CIFAR10.test)).data()
+        np.savez(
+            data, x_train=train.images.numpy(), y_train=train.labels.numpy(), x_test=test.images.numpy(),
+            y_test=test.labels.numpy(),
+        )  # fmt: skip
+        base = replace(PAPER, model=model, data=str(data), batch_size=task.batch_size, augment=AUGMENT, epochs=epochs)
+        for place in range(rounds):
+            for which, size in (("alone", 1), ("together", count)):
+                recipes = [replace(base, seed=seed) for seed in range(size)]
+                rates[which].append(epochs_per_second(recipes, device, Path(folder, which, str(place))))
+    alone, together = (statistics.median(rates[which]) for which in ("alone", "together"))
+    return {
+        "epochs": epochs,
+        "seconds_per_epoch_alone": significant(1 / alone),
+        "seconds_per_epoch_of_all": significant(count / together),
+        "throughput_ratio": round(together / alone, 3),
+        "ratios": [round(both / one, 3) for one, both in zip(*rates.values(), strict=True)],
+    }
+
+
+def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path) -> float:
+    """Of all runs together, while all of them train."""
+    ends: dict[int, list[float]] = defaultdict(list)
+    start = threading.Barrier(len(recipes), timeout=PATIENCE)
+
+    def note(trainer: Trainer) -> None:
+        if trainer.steps_done == 0:
+            if trainer.epoch == 1:  # some are still being compiled
+                start.wait()
+            ends[trainer.recipe.seed].append(time.perf_counter())
+
+    outcomes = run_sweep(
+        recipes, device, out=folder, results=folder / "results", report=lambda line: None, listener=note
+    )
+    if failed := [outcome for outcome in outcomes if outcome.state != "done"]:
+        raise MspcapsError(f"a run that was to be timed did not finish: {failed[0].detail}")
+    begin, end = max(times[0] for times in ends.values()), min(times[-1] for times in ends.values())
+    rate = 0.0
+    for times in ends.values():
+        shared = [moment for moment in times if begin <= moment <= end]
+        rate += (len(shared) - 1) / (shared[-1] - shared[0])
+    return rate

@@ -1,0 +1,124 @@
+"""The figures of a benchmark as rows of text: what the command prints and docs/speed.md shows."""
+
+from typing import Any
+
+from mspcaps.files import format_bytes
+
+Rows = list[tuple[str, ...]]
+Table = tuple[tuple[str, ...], Rows]
+
+
+def shown(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
+    """The tables of a result and the notes below them."""
+    if result["what"] == "train":
+        return training_tables(result), training_notes(result)
+    return inference_tables(result), inference_notes(result)
+
+
+def training_tables(result: dict[str, Any]) -> list[Table]:
+    """Head and rows of each table: the comparison, how cost grows, the packed runs."""
+    head = (
+        "training", "ms per step", "range", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",
+    )  # fmt: skip
+    rows: Rows = []
+    for name, variant in result["variants"].items():
+        ms, how = variant["ms_per_step"], f"{variant['form']}, {variant['precision']}"
+        who = "reference" if name == "reference" else "our engine"
+        kernels = variant.get("kernels_per_step")
+        rows.append((
+            f"{variant['model']}, {who}, {how}", number(ms["median"]),
+            f"{number(ms['lowest'])} - {number(ms['highest'])}", f"{variant['images_per_second']:,.0f}",
+            duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
+            f"{100 * variant['share_of_matmul']:.1f} %", "-" if kernels is None else number(kernels),
+            format_bytes(variant["peak_memory_bytes"]),
+        ))  # fmt: skip
+    tables: list[Table] = [(head, rows)]
+    grown: Rows = []
+    for axis, points in result.get("scaling", {}).items():
+        first = points[0]["ms_per_step"]["median"]
+        for point in points:
+            ms = point["ms_per_step"]["median"]
+            what = f"{axis.replace('_', ' ')} {point[axis]}"
+            grown.append((what, number(ms), f"{ms / first:.2f} x", f"{point['images_per_second']:,.0f}"))
+    if grown:
+        tables.append((("cost of our engine", "ms per step", "relative", "images/s"), grown))
+    if packed := result.get("packed"):
+        alone, of_all = (packed[f"ms_per_step_{which}"]["median"] for which in ("alone", "of_all"))
+        rows = [("a bare step", f"{number(alone)} ms", f"{number(of_all)} ms", f"{packed['throughput_ratio']:.2f} x")]
+        if sweep := packed.get("sweep"):
+            alone, of_all = (sweep[f"seconds_per_epoch_{which}"] for which in ("alone", "of_all"))
+            whole = (f"{number(alone)} s", f"{number(of_all)} s", f"{sweep['throughput_ratio']:.2f} x")
+            rows.append(("an epoch of a sweep, with evaluation", *whole))
+        runs = packed["runs"]
+        tables.append(((f"{runs} runs side by side", "one run alone", f"all {runs} runs", "throughput"), rows))
+    return tables
+
+
+def grown_eager(result: dict[str, Any]) -> bool:
+    """Compiling for every size would take longer than measuring."""
+    return "scaling" in result and result["variants"]["ours"]["form"] == "compiled"
+
+
+def training_notes(result: dict[str, Any]) -> list[str]:
+    matmul, ratios = result["matmul"], result["ratios"]
+    n, environment = matmul["n"], result["environment"]
+    return [
+        f"With our engine, {result['model']} is {number(ratios['ours_vs_reference'])} times as fast as the eager "
+        f"reference and {number(ratios['ours_vs_resnet'])} times as fast as {result['variants']['resnet']['model']}.",
+        f"Device: {environment['device']}; torch {environment['software']['torch']}; batch size "
+        f"{result['batch_size']}; synthetic images like CIFAR-10's.",
+        f"“Of matmul”: relative to a {matmul['precision']} matrix product of {n} x {n}, which reaches "
+        f"{number(matmul['tflops'])} TFLOP/s.",
+        "* Derived from the time per step, without evaluation.",
+        *(["The cost of our engine at other sizes was measured in eager form."] if grown_eager(result) else []),
+        *busy_note(environment),
+    ]
+
+
+def inference_tables(result: dict[str, Any]) -> list[Table]:
+    head = ("inference", "form", "one image, ms", "95th percentile, ms", "images/s", "batch size")
+    rows: Rows = []
+    for variant in result["variants"].values():
+        for form in variant["forms"]:
+            best = max(form["throughput"], key=lambda point: point["images_per_second"]["median"])
+            rows.append((
+                variant["model"], form["form"], number(form["latency_ms"]["median"]), number(form["latency_ms"]["p95"]),
+                f"{best['images_per_second']['median']:,.0f}", str(best["batch"]),
+            ))  # fmt: skip
+    return [(head, rows)]
+
+
+def inference_notes(result: dict[str, Any]) -> list[str]:
+    ratios, environment = result["ratios"], result["environment"]
+    other = result["variants"]["resnet"]["model"]
+    notes = [
+        f"Each in its best form, {other} takes {ratios['latency_ours_vs_resnet']:.2f} times as long as "
+        f"{result['model']} for one image, and {result['model']} has {ratios['throughput_ours_vs_resnet']:.2f} times "
+        "its throughput.",
+        f"Device: {environment['device']}; {versions(environment['software'])}; {result['precision']}.",
+        "Images/s are the highest of all batch sizes tried; the last column names that batch size.",
+    ]
+    notes += busy_note(environment)
+    return notes + [f"Without {form}: {why}" for form, why in result["unavailable"].items()]
+
+
+def versions(software: dict[str, str]) -> str:
+    """Of what computed."""
+    return ", ".join(f"{name} {software[name]}" for name in ("torch", "onnxruntime") if name in software)
+
+
+def busy_note(environment: dict[str, Any]) -> list[str]:
+    """On a busy machine not even the ratios hold."""
+    load = environment["load_before"]
+    return [f"The machine was busy (load {load}): measure again when it is idle."] if environment["busy"] else []
+
+
+def number(value: float) -> str:
+    """Three significant digits, and thousands as they are read."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"

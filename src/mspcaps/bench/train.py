@@ -1,0 +1,179 @@
+"""`mspcaps bench train`: a training step of ours, of the eager reference and of a ResNet by our engine, in one run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Task
+from mspcaps.bench.packed import Say, pack
+from mspcaps.bench.reference import EagerReference
+from mspcaps.bench.result import environment, yardstick
+from mspcaps.bench.timing import (
+    Effort,
+    MatrixProduct,
+    PeakMemory,
+    Timing,
+    kernels_per_step,
+    significant,
+    time_interleaved,
+)
+from mspcaps.errors import MspcapsError, first_line
+from mspcaps.models import summarize
+from mspcaps.training.distributed import World
+from mspcaps.training.setup import default_form, working_precision
+from mspcaps.training.step import Form
+
+FORMS: dict[str, tuple[Form, ...]] = {"cpu": ("eager", "compiled"), "cuda": ("eager", "compiled", "captured")}
+EPOCHS = PAPER.epochs
+CONVENTIONS = {
+    "data": "synthetic: random uint8 images of CIFAR-10's shape and count, augmented as CIFAR-10 is",
+    "ms_per_step": "median over blocks of steps; the blocks of all variants are interleaved",
+    "seconds_300_epochs": f"derived: {EPOCHS} epochs of {CIFAR10.train:,} images at the median, without evaluation",
+    "tflops": "3 x 2 x multiply-adds of one image's forward pass (matrix products, convolutions) x images per second",
+    "share_of_matmul": "tflops over those of the matrix product timed among the variants",
+    "peak_memory_bytes": "allocated for tensors, less the images",
+    "reference": "plain modules, fp32 (convolutions in TF32 where PyTorch's default has it so), torch.optim.AdamW, "
+    "DataLoader with workers that crop and flip image by image",
+    "ratios": "images per second of ours over that of the other: above 1 ours is faster",
+}
+
+
+def bench_train(
+    model: str = "mspcaps_t",
+    device: torch.device | None = None,
+    batch_size: int = PAPER.batch_size,
+    scaling: bool = False,
+    packed: int | None = None,
+    quick: bool = False,
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side."""
+    device = device or torch.device("cpu")
+    check(device, batch_size, packed)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True  # as the trainer does
+    effort = Effort.for_device(device, quick)
+    other = yardstick(model)
+    result: dict[str, Any] = {
+        "what": "train", "model": model, "quick": quick, "environment": environment(device),
+        "conventions": CONVENTIONS, "batch_size": batch_size,
+    }  # fmt: skip
+    task = Task(batch_size, images=2 * batch_size if quick else max(CIFAR10.train, batch_size))
+    result |= compare(model, other, task, device, effort, quick, say)
+    if scaling:
+        result["scaling"] = grow(model, device, effort, points(task, quick), say)
+    if packed:
+        result["packed"] = pack(model, task, device, effort, packed, quick, say)
+    return result
+
+
+def check(device: torch.device, batch_size: int, packed: int | None) -> None:
+    if batch_size < 2:
+        raise MspcapsError(f"batch_size is {batch_size}, but BatchNorm needs at least 2 images in a batch")
+    if packed is not None and packed < 2:
+        raise MspcapsError(f"packed is {packed}, but running side by side needs at least 2 runs")
+    if packed and device.type != "cuda":
+        raise MspcapsError("packed works on a GPU only: on a CPU a single run uses all the cores")
+
+
+def compare(
+    model: str, other: str, task: Task, device: torch.device, effort: Effort, quick: bool, say: Say
+) -> dict[str, Any]:
+    """Ours, the reference, the ResNet and a matrix product, each block of one after a block of the others."""
+    data = task.data()
+    on_device = data.to(device)
+    built: dict[str, EngineRun | EagerReference] = {}
+    form = default_form(device, World(), 0 if quick else EPOCHS * CIFAR10.train)  # that of a run as long as the paper's
+    memory: dict[str, int] = {}
+    makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
+        "ours": lambda: EngineRun(task.model(model), on_device, task, form),
+        "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
+        "resnet": lambda: EngineRun(task.model(other), on_device, task, form),
+    }
+    others = [] if quick else [also for also in FORMS.get(device.type, ()) if also != form]
+    makers |= {f"ours_{also}": partial(EngineRun, task.model(model), on_device, task, also) for also in others}
+    for name, make in makers.items():
+        say(f"preparing {name.replace('_', ', ')}")
+        peak = PeakMemory(device)
+        try:
+            variant = make()
+            memory[name] = peak.bytes_of(variant, variant.resident)
+        except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
+            say(f"left out: {first_line(error.inner_exception)}")
+            continue
+        built[name] = variant
+    product = MatrixProduct(device, working_precision(device) or torch.float32, quick)
+    say("timing them alternately")
+    timings = time_interleaved({**built, "matmul": product}, device, effort)
+    matmul = product.to_dict(timings.pop("matmul"))
+    variants = {}
+    for name, variant in built.items():
+        cost = describe(other if name == "resnet" else model, variant, task, timings[name], matmul["tflops"])
+        kernels = kernels_per_step(variant, device)
+        variants[name] = cost | {"peak_memory_bytes": memory[name]} | ({"kernels_per_step": kernels} if kernels else {})
+        if isinstance(variant, EagerReference):
+            variant.close()
+    rate = {name: variant["images_per_second"] for name, variant in variants.items()}
+    ratios = {f"ours_vs_{name}": round(rate["ours"] / rate[name], 3) for name in ("reference", "resnet")}
+    return {"matmul": matmul, "variants": variants, "ratios": ratios}
+
+
+def describe(
+    model: str, variant: EngineRun | EagerReference, task: Task, timing: Timing, ceiling: float
+) -> dict[str, Any]:
+    """The figures of one variant."""
+    cost = summarize(model, task.num_classes, CIFAR10.channels, task.img_size)
+    rate = 1000 * task.batch_size / timing.median
+    tflops = 3 * 2 * cost.macs * rate / 1e12  # the backward pass multiplies twice as much as the forward pass
+    return {
+        "model": model,
+        "params": cost.params,
+        "form": variant.form,
+        "precision": variant.precision,
+        "ms_per_step": timing.to_dict(),
+        "images_per_second": significant(rate),
+        "seconds_300_epochs": significant(EPOCHS * (CIFAR10.train // task.batch_size) * timing.median / 1000),
+        "tflops": significant(tflops),
+        "share_of_matmul": significant(tflops / ceiling),
+    }
+
+
+def points(task: Task, quick: bool) -> dict[str, list[Task]]:
+    """What grows -> the tasks along it, the smallest first."""
+    small = replace(task, images=2 * task.batch_size if quick else 16 * task.batch_size)
+    if quick:
+        sizes, batches, classes = [32, 48], [task.batch_size, 2 * task.batch_size], [10, 20]
+    else:
+        sizes, batches, classes = [32, 64, 96], [32, 128, 512], [10, 100]
+    return {
+        "img_size": [replace(small, img_size=size) for size in sizes],
+        "batch_size": [replace(small, batch_size=b, images=small.images // task.batch_size * b) for b in batches],
+        "classes": [replace(small, num_classes=count) for count in classes],
+    }
+
+
+def grow(
+    model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], say: Say
+) -> dict[str, list[dict[str, Any]]]:
+    """The cost of ours along each axis, all points interleaved."""
+    effort = replace(effort, repeats=min(5, effort.repeats), seconds=effort.seconds / 4)
+    runs: dict[Task, EngineRun] = {}
+    for task in [task for tasks in along.values() for task in tasks]:
+        if task not in runs:  # the axes meet in one point
+            say(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
+            runs[task] = EngineRun(task.model(model), task.data().to(device), task)
+    say("timing them alternately")
+    timings = time_interleaved(runs, device, effort)
+    rows: dict[str, list[dict[str, Any]]] = {axis: [] for axis in along}
+    for axis, tasks in along.items():
+        for task in tasks:
+            timing = timings[task]
+            rows[axis].append({
+                "img_size": task.img_size, "batch_size": task.batch_size, "classes": task.num_classes,
+                "ms_per_step": timing.to_dict(),
+                "images_per_second": significant(1000 * task.batch_size / timing.median),
+            })  # fmt: skip
+    return rows

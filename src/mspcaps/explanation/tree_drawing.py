@@ -1,0 +1,159 @@
+"""The part-whole tree as a drawing: from the class on the left to the finest patches on the right."""
+
+from dataclasses import dataclass
+from html import escape
+
+from mspcaps.explanation.drawing import kind_of, rectangle
+from mspcaps.explanation.tree import Node, strongest
+
+ROWS, TWIGS = 4, 3  # coarse patches drawn, and patches of each middle capsule
+TOP, GAP = 64, 26
+COARSE, SMALL = 92, 52  # heights of the little images
+X_CLASS, X_COARSE, X_MIDDLE, X_MID, X_FINE = 0, 190, 478, 618, 842
+WIDTH = 1016
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """Draws for images of one size and a model of so many scales."""
+
+    size: tuple[int, int]
+    scales: int
+
+    def little(self, node: Node, x: float, y: float, height: float) -> str:
+        """The whole image, small, dark but for the patch, its left edge at x and its middle at y."""
+        assert node.rect is not None and node.scale is not None
+        rows, columns = self.size
+        r, zoom = node.rect, height / max(self.size)
+        y -= zoom * rows / 2
+        hole = f"M{r.left} {r.top}H{r.right}V{r.bottom}H{r.left}Z"
+        return (
+            f'<g transform="translate({x:.1f} {y:.1f}) scale({zoom:.4f})"><use href="#picture"/>'
+            f'<path class="shade" d="M0 0H{columns}V{rows}H0Z{hole}"/>'
+            f"{rectangle(r, kind_of(node.scale, self.scales), 1.8 / zoom)}</g>"
+        )
+
+    def width(self, height: float) -> float:
+        """Of a little image."""
+        return height * self.size[1] / max(self.size)
+
+
+def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> str:
+    """The coarse patches with the largest effects, and under each the patches that add most to its middle capsule."""
+    drawer = Drawer(size, scales)
+    chosen = strongest(root.children, ROWS)
+    deep = chosen[0].children[0].kind == "middle"
+    height = max(COARSE, TWIGS * (SMALL + 10) if deep else 0) + GAP
+    total, middle = TOP + height * len(chosen), TOP + height * len(chosen) / 2
+    parts = [heads(root, chosen, deep)]
+    for number, node in enumerate(chosen):
+        y = TOP + height * (number + 0.5) - GAP / 2
+        parts.append(edge(X_CLASS + 118, middle, X_COARSE, y, node))
+        parts.append(drawer.little(node, X_COARSE, y, COARSE))
+        parts.append(facts(X_COARSE + drawer.width(COARSE) + 12, y, node))
+        parts.append(branch(drawer, node, y) if deep else leaf(drawer, node, y))
+    parts.append(
+        f'<rect class="pill" x="{X_CLASS}" y="{middle - 30:.1f}" width="118" height="60" rx="12"/>'
+        f'<text class="pilltext" x="{X_CLASS + 59}" y="{middle - 3:.1f}" text-anchor="middle">'
+        f"{escape(short(name))}</text>"
+        f'<text class="pillsmall" x="{X_CLASS + 59}" y="{middle + 17:.1f}" text-anchor="middle">'
+        f"before squash {root.length or 0:.1f}</text>"
+    )
+    width = WIDTH if deep else X_MIDDLE + 250
+    label = escape(f"The part-whole tree of {name}")
+    return f'<svg class="tree" viewBox="0 0 {width} {total}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def heads(root: Node, chosen: list[Node], deep: bool) -> str:
+    """Titles of the columns."""
+    some = "" if len(chosen) == len(root.children) else f"{len(chosen)} of {len(root.children)}"
+    columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", some)]
+    if deep:
+        (centre,) = chosen[0].children
+        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, by what they add"
+        columns.append((X_MIDDLE - 30, "middle capsule", "that agrees most"))
+        columns.append((X_MID, f"its patches, {extent(centre.children[0])}", best))
+        columns.append((X_FINE, f"fine patch, {extent(centre.children[0].children[0])}", "that agrees most"))
+    else:
+        columns.append((X_MIDDLE, f"fine patch, {extent(chosen[0].children[0])}", "that agrees most"))
+    return "".join(
+        f'<text class="head" x="{x}" y="16">{escape(first)}</text><text class="tick" x="{x}" y="35">{second}</text>'
+        for x, first, second in columns
+    )
+
+
+def branch(drawer: Drawer, coarse: Node, y: float) -> str:
+    """Coarse patch -> middle capsule -> the patches that add most to it -> the fine patch of each."""
+    (centre,) = coarse.children
+    start = X_COARSE + drawer.width(COARSE) + 118
+    parts = [
+        f'<line class="link" x1="{start:.1f}" x2="{X_MIDDLE - 21}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<text class="tick" x="{X_MIDDLE}" y="{y + 40:.1f}" text-anchor="middle">'
+        f"agrees {signed(centre.agreement)}</text>",
+    ]
+    twigs = centre.children[:TWIGS]  # what adds most comes first; by effect every branch would have the same ones
+    for number, twig in enumerate(twigs):
+        at = y + (number - (len(twigs) - 1) / 2) * (SMALL + 10)
+        parts.append(edge(X_MIDDLE + 20, y, X_MID, at, twig))
+        parts.append(drawer.little(twig, X_MID, at, SMALL))
+        x = X_MID + drawer.width(SMALL) + 9
+        parts.append(
+            f'<text class="value" x="{x:.1f}" y="{at - 13:.1f}">adds {signed(twig.contribution)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{at + 5:.1f}">coupling {twig.coupling:.2f}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{at + 23:.1f}">effect {signed(twig.effect)}</text>'
+        )
+        (fine,) = twig.children
+        parts.append(f'<line class="link" x1="{x + 100:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(drawer.little(fine, X_FINE, at, SMALL))
+        parts.append(
+            f'<text class="tick" x="{X_FINE + drawer.width(SMALL) + 9:.1f}" y="{at + 5:.1f}">'
+            f"agrees {signed(fine.agreement)}</text>"
+        )
+    parts.append(
+        f'<circle class="capsule" cx="{X_MIDDLE}" cy="{y:.1f}" r="20"/><text class="number" x="{X_MIDDLE}" '
+        f'y="{y + 5:.1f}" text-anchor="middle">{centre.index}</text>'
+    )
+    return "".join(parts)
+
+
+def leaf(drawer: Drawer, coarse: Node, y: float) -> str:
+    """With one routing block the fine patch comes straight under the coarse one."""
+    (fine,) = coarse.children
+    start = X_COARSE + drawer.width(COARSE) + 118
+    return (
+        f'<line class="link" x1="{start:.1f}" x2="{X_MIDDLE}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f"{drawer.little(fine, X_MIDDLE, y, COARSE)}"
+        f'<text class="tick" x="{X_MIDDLE + drawer.width(COARSE) + 12:.1f}" y="{y + 5:.1f}">'
+        f"agrees {signed(fine.agreement)}</text>"
+    )
+
+
+def facts(x: float, y: float, node: Node) -> str:
+    """What a coarse patch has to do with the class."""
+    return (
+        f'<text class="value" x="{x:.1f}" y="{y - 16:.1f}">effect {signed(node.effect)}</text>'
+        f'<text class="tick" x="{x:.1f}" y="{y + 5:.1f}">coupling {node.coupling:.2f}</text>'
+        f'<text class="tick" x="{x:.1f}" y="{y + 25:.1f}">adds {signed(node.contribution)}</text>'
+    )
+
+
+def edge(x1: float, y1: float, x2: float, y2: float, node: Node) -> str:
+    """As thick as the coupling is strong; red where the vote speaks against the capsule."""
+    bend, kind = (x1 + x2) / 2, "for" if (node.contribution or 0.0) >= 0 else "against"
+    width = 1.5 + 14 * (node.coupling or 0.0)
+    path = f"M{x1:.1f} {y1:.1f}C{bend:.1f} {y1:.1f} {bend:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
+    return f'<path class="edge {kind}" stroke-width="{width:.1f}" d="{path}"/>'
+
+
+def signed(value: float | None) -> str:
+    return f"{round(value or 0.0, 2) + 0.0:+.2f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
+
+
+def extent(node: Node) -> str:
+    assert node.rect is not None
+    return f"{node.rect.bottom - node.rect.top} × {node.rect.right - node.rect.left}"
+
+
+def short(name: str) -> str:
+    """What fits into the pill; of a long name the beginning and the end, which tell classes apart."""
+    return name if len(name) <= 11 else f"{name[:6]}…{name[-4:]}"

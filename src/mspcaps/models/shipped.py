@@ -1,0 +1,158 @@
+"""Weights that come with the package: <model>.<dataset>.safetensors in half precision, a .json card beside each.
+
+`mspcaps.create_model("mspcaps_t", pretrained="cifar10")` uses them without a network; `tools/ship.py` makes them.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.data import ImageSet
+from mspcaps.errors import MspcapsError
+from mspcaps.files import sha256_of
+from mspcaps.models import Model, list_models
+from mspcaps.models.pretrained import load_model as load_file
+
+SUFFIX = ".safetensors"
+PROBE_PER_CLASS = 10  # few enough that every test run can ask the largest model about them
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known about one shipped file; a test measures it again."""
+
+    model: str
+    dataset: str
+    params: int
+    bytes: int
+    sha256: str
+    accuracy: float  # percent of the whole test set, from this very file, computed in fp32
+    test_images: int
+    measured_on: str  # device
+    reference: float  # percent before the weights were halved
+    reference_of: str  # what that was measured from
+    probe: list[int]  # answers to the first ten test images of each class, in the order of the test set
+    recipe: dict[str, Any]
+    ledger: str  # path of the run's entry
+    run_sha256: str  # of the full-precision weights, as the ledger has it
+    provenance: str  # of the data
+    licence: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}.{self.dataset}"
+
+    def to_json(self) -> str:
+        """One line per field."""
+        lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in dataclasses.asdict(self).items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def weights_folder() -> Path:
+    return Path(__file__).parent / "weights"
+
+
+def list_pretrained(pattern: str = "*") -> list[str]:
+    """Names such as mspcaps_t.cifar10 that match a shell pattern, sorted."""
+    names = [path.stem for path in weights_folder().glob(f"*{SUFFIX}") if path.with_suffix(".json").is_file()]
+    return sorted(fnmatch.filter(names, pattern))
+
+
+def read_card(name: str) -> Card:
+    """The card of a shipped file."""
+    path = weights_folder() / f"{name}.json"
+    try:
+        return Card(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, json.JSONDecodeError) as error:
+        raise MspcapsError(f"{path} is not the card of a weights file: {error}") from error
+
+
+def pretrained_path(model: str, dataset: str) -> Path:
+    """The shipped weights of a model trained on a data set, after a check of their size and sha256."""
+    name = f"{model}.{dataset}"
+    if name not in list_pretrained():
+        raise MspcapsError(_not_shipped(model, dataset))
+    card, path = read_card(name), weights_folder() / f"{name}{SUFFIX}"
+    if path.stat().st_size != card.bytes or sha256_of(path) != card.sha256:
+        raise MspcapsError(f"{path} is damaged: its size or sha256 is not that of its card; reinstall mspcaps")
+    return path
+
+
+def weights_path(name_or_path: str | Path) -> Path:
+    """A shipped name such as mspcaps_t.cifar10, or the path of a weights file; write ./NAME for a file called so."""
+    model, _, dataset = str(name_or_path).rpartition(".")
+    if isinstance(name_or_path, str) and (name_or_path in list_pretrained() or _means_a_name(model, name_or_path)):
+        return pretrained_path(model, dataset)
+    return Path(name_or_path).expanduser()
+
+
+def find_weights(model: str, pretrained: str | Path) -> Path:
+    """What `create_model(model, pretrained=...)` means: a data set whose weights are shipped, or a weights file."""
+    given = str(pretrained).removeprefix(f"{model}.")  # the whole name of a shipped file is fine too
+    if isinstance(pretrained, str) and (f"{model}.{given}" in list_pretrained() or not _is_path(pretrained)):
+        return pretrained_path(model, given)
+    return Path(pretrained).expanduser()
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Load a weights file or shipped weights by name, in eval mode; `model.metadata` has the classes and the recipe."""
+    if name_or_path in list_models() and not Path(name_or_path).exists():
+        choices = ", ".join([*list_pretrained(f"{name_or_path}.*"), "a .safetensors file"])
+        raise MspcapsError(f"{name_or_path} is a model, but weights are needed here: {choices}")
+    return load_file(weights_path(name_or_path))
+
+
+def as_model(model: nn.Module | str | Path) -> nn.Module:
+    """A model as it is; of a name or path what `load_model` makes of it."""
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"expected a model, a weights file or the name of shipped weights, not {model!r:.80}")
+    return model
+
+
+def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor]:
+    """Parameters in half precision; BatchNorm's statistics, the normalisation and what overflows stay in fp32."""
+    small = {}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            small[name] = tensor
+            continue
+        half = tensor.half()
+        small[name] = half if name in parameters and torch.isfinite(half).all() else tensor.float()
+    return small
+
+
+def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
+    """The first images of each class, in the order of the set: a quick look whether weights do what their card says.
+
+    The embedded sample of FashionMNIST begins with the same images as the whole set, so it can stand in for it.
+    """
+    first = [(data.labels == label).nonzero().flatten()[:per_class] for label in range(len(data.classes))]
+    return data.subset(torch.cat(first).sort().values)
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith(SUFFIX) or os.sep in text or Path(text).expanduser().exists()
+
+
+def _means_a_name(model: str, text: str) -> bool:
+    """mspcaps_t.cifar is a slip of the pen, my.weights is a file that is not there."""
+    return model in list_models() and not _is_path(text)
+
+
+def _not_shipped(model: str, dataset: str) -> str:
+    shipped = list_pretrained()
+    text = f"mspcaps ships no weights of {model} trained on {dataset!r}"
+    meant = list_pretrained(f"{model}.*") if model in list_models() else shipped  # weights of another would not fit
+    if close := difflib.get_close_matches(f"{model}.{dataset}", meant, n=1, cutoff=0.8):
+        return f"{text}: did you mean {close[0]}?"
+    return f"{text} (it ships {', '.join(shipped) or 'none yet'}): train it, or name a .safetensors file instead"

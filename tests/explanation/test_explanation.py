@@ -1,0 +1,302 @@
+"""Explanations against plain loops, sums that must come out, and sentences for what cannot be explained."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import mspcaps
+from mspcaps.capsules.routing.grouping import group_size
+from mspcaps.errors import MspcapsError
+from mspcaps.explanation import Explanation, Node, explain, heat
+from mspcaps.explanation.geometry import Scale
+from mspcaps.explanation.heat import ORDERS, orders_of
+from mspcaps.explanation.tree import strongest
+
+NAMES = [
+    "mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_p3", "mspcaps_t_scale32", "mspcaps_t_scale16",
+    "mspcaps_t_scale8", "mspcaps_t_scale32_16",
+]  # fmt: skip
+SIZES = [("mspcaps_t", (32, 48)), ("mspcaps_t", (29, 21)), ("mspcaps_t_scale32_16", (16, 24))]
+# patches of 2 pixels are as many on an image of 16 as those of 4 on one of 32
+CASES = [*((name, (16, 16) if name == "mspcaps_t_p2" else (32, 32)) for name in NAMES), *SIZES]
+
+
+def trained(name: str, size: tuple[int, int] = (32, 32), classes: int = 5) -> torch.nn.Module:
+    """Random weights, but statistics and positions that make the images matter."""
+    torch.manual_seed(0)
+    model = mspcaps.create_model(name, num_classes=classes, in_chans=3, img_size=size, mean=(0.4, 0.5, 0.6))
+    model.train()
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.rand(8, 3, *size))
+    return model.eval()
+
+
+def made(name: str = "mspcaps_t", size: tuple[int, int] = (32, 32), b: int = 2) -> tuple[torch.nn.Module, Explanation]:
+    model = trained(name, size)
+    return model, explain(model, torch.rand(b, 3, *size, generator=torch.Generator().manual_seed(1)))
+
+
+def nodes(root: Node, kind: str) -> list[Node]:
+    return [node for node in root.walk() if node.kind == kind]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_sums_come_out(name, size):
+    model, found = made(name, size)
+    torch.testing.assert_close(found.lengths, model(found.images).detach())
+    for block in found.blocks:
+        torch.testing.assert_close(block.couplings.sum(0), torch.ones_like(block.norms))
+        torch.testing.assert_close(block.contributions.sum(0), block.norms, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_effects_of_every_scale_add_up_to_what_the_image_has_over_a_blank_one(name, size):
+    model, found = made(name, size)
+    blank = torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1).expand(1, 3, *size)
+    nothing = length_before_squash(model(blank))[0]
+    torch.testing.assert_close(found.blank_norms, nothing, rtol=1e-3, atol=1e-4)
+    for label in (0, 3):
+        wanted = length_before_squash(model(found.images))[:, label] - nothing[label]
+        for values in found.effects(label):
+            torch.testing.assert_close(values.sum(1), wanted, rtol=1e-3, atol=1e-4)
+        heat = found.heat_map(label)
+        assert heat.shape == (2, *size)
+        torch.testing.assert_close(heat.sum((1, 2)), wanted, rtol=1e-3, atol=1e-4)
+
+
+def length_before_squash(scores: Tensor) -> Tensor:
+    """squash makes |s|^2 / (1 + |s|^2) of |s|; this is the way back."""
+    return (scores / (1 - scores)).sqrt().detach()
+
+
+@torch.no_grad()
+def test_effects_are_those_of_plain_loops():
+    """Middle scale of one image: uncover square after square by hand and watch the class."""
+    model, found = made("mspcaps_t", b=1)
+    x, mean, wanted = found.images[0], torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.zeros(16)
+    for order in orders_of(16, ORDERS):
+        canvas = mean.expand(3, 32, 32).clone()
+        before = length_before_squash(model(canvas[None]))[0, 2]
+        for number in order.tolist():
+            top, left = 8 * (number // 4), 8 * (number % 4)
+            canvas[:, top : top + 8, left : left + 8] = x[:, top : top + 8, left : left + 8]
+            now = length_before_squash(model(canvas[None]))[0, 2]
+            wanted[number] += (now - before) / ORDERS
+            before = now
+    torch.testing.assert_close(found.effects(2)[1][0], wanted, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_few_patches_have_their_exact_shapley_values():
+    """Coarse scale of one image: all 24 orders of its four patches, by hand."""
+    model, found = made("mspcaps_t", b=1)
+    x, mean, wanted = found.images[0], torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.zeros(4)
+    for order in itertools.permutations(range(4)):
+        canvas = mean.expand(3, 32, 32).clone()
+        before = length_before_squash(model(canvas[None]))[0, 2]
+        for number in order:
+            rows, columns = (slice(16 * place, 16 * place + 16) for place in divmod(number, 2))
+            canvas[:, rows, columns] = x[:, rows, columns]
+            now = length_before_squash(model(canvas[None]))[0, 2]
+            wanted[number] += (now - before) / 24
+            before = now
+    torch.testing.assert_close(found.effects(2)[2][0], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 4, 64])
+def test_every_order_is_whole_and_has_its_opposite(n):
+    found = list(orders_of(n, ORDERS))
+    assert len(found) == ORDERS
+    assert all(sorted(order.tolist()) == list(range(n)) for order in found)
+    assert all(torch.equal(a, b.flip(0)) for a, b in zip(found[::2], found[1::2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, orders_of(n, ORDERS), strict=True)), "the same every time"
+
+
+def test_effects_of_a_sum_are_its_terms(monkeypatch):
+    """Worked out by hand: if |s_j| were a weighted sum of pixels, the effect of a patch is its part of the sum."""
+    model = trained("mspcaps_t")
+    weights = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(2)) - 0.5
+    monkeypatch.setattr(heat, "class_norms", lambda model, x: torch.einsum("bchw,jchw->bj", x, weights))
+    x = torch.rand(3, 3, 32, 32)
+    terms = ((x - model.normalize.mean)[:, None] * weights).sum(2)  # [b, j, h, w]
+    found = explain(model, x)
+    for scale, values in zip(found.scales, heat.effects(model, x, found.scales), strict=True):
+        by_hand = torch.nn.functional.avg_pool2d(terms, scale.cell).flatten(2) * scale.cell**2  # [b, j, n]
+        torch.testing.assert_close(values, by_hand.transpose(1, 2), rtol=1e-3, atol=1e-3)
+
+
+def test_a_blank_image_has_an_empty_heat_map():
+    model = trained("mspcaps_t")
+    found = explain(model, torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1).expand(1, 3, 32, 32))
+    assert found.heat_map(0).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_rectangles_tile_the_image(name, size):
+    _, found = made(name, size, b=1)
+    for scale in found.scales:
+        covered = torch.zeros(size, dtype=torch.int64)
+        for index in range(scale.grid[0] * scale.grid[1]):
+            rect = scale.rect(index)
+            assert rect.top < rect.bottom and rect.left < rect.right
+            covered[rect.top : rect.bottom, rect.left : rect.right] += 1
+        rows, columns = (min(n * scale.cell, side) for n, side in zip(scale.grid, size, strict=True))
+        assert (covered[:rows, :columns] == 1).all()
+        assert covered.sum() == rows * columns  # patches of 3 drop the border
+        if "p3" not in name and size == (32, 32):
+            assert (rows, columns) == size
+        one = torch.zeros(1, scale.grid[0] * scale.grid[1])
+        one[0, -1] = 2.0
+        assert (scale.owners()[rect.top : rect.bottom, rect.left : rect.right] == index).all()
+        inside = scale.spread(one)[0, rect.top : rect.bottom, rect.left : rect.right]
+        torch.testing.assert_close(inside.sum(), torch.tensor(2.0))
+        assert (inside == inside[0, 0]).all()
+
+
+def best_by_loop(model: torch.nn.Module, u1: Tensor, u2: Tensor, block: int, j: int, k: int) -> int:
+    """The number of the fine capsule under k that agrees most with it, for one image: the paper's words in loops."""
+    routing = model.routing[block]
+    (rows, columns), (high, wide) = routing.fine, routing.coarse
+    r, c = rows // high, columns // wide
+    vote = u2[k] @ routing.w2[k, :, j]
+    best, found = -float("inf"), -1
+    for row in range(r):
+        for column in range(c):
+            number = (k // wide * r + row) * columns + k % wide * c + column
+            weights = routing.w2[k] if routing.w1 is None else routing.w1[k * r * c + row * c + column]
+            agreement = float((u1[number] @ weights[:, j]) @ vote) / routing.d_out**0.5
+            if agreement > best:
+                best, found = agreement, number
+    return found
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p3", "mspcaps_t_scale32_16"])
+@torch.no_grad()
+def test_the_tree_follows_the_same_winners_as_plain_loops(name):
+    model, found = made(name)
+    u, label = model.forward_primary(found.images), 2
+    root = found.tree(1, label)
+    deep = len(model.routing) == 2
+    top = [model.routing[0](u[0], u[1]), u[2]] if deep else [u[0], u[-1]]
+    for coarse in root.children:
+        (below,) = coarse.children
+        assert below.index == best_by_loop(model, top[0][1], top[1][1], len(model.routing) - 1, label, coarse.index)
+        for mid in below.children:
+            (fine,) = mid.children
+            assert fine.index == best_by_loop(model, u[0][1], u[1][1], 0, below.index, mid.index)
+    assert bool(nodes(root, "middle")) == deep
+
+
+def test_nodes_know_where_they_are():
+    model, found = made("mspcaps_t", (32, 48))
+    root = found.tree(0)
+    assert root.index == int(model(found.images)[0].argmax())
+    assert sum(node.contribution for node in root.children) == pytest.approx(root.length, rel=1e-4)
+    assert sum(node.coupling for node in root.children) == pytest.approx(1, rel=1e-5)
+    assert [node.contribution for node in root.children] == sorted(
+        (n.contribution for n in root.children), reverse=True
+    )
+    for middle in nodes(root, "middle"):
+        assert middle.rect is None
+        assert sum(node.contribution for node in middle.children) == pytest.approx(middle.length, rel=1e-4)
+    effects = found.effects(root.index)
+    for node in nodes(root, "patch"):
+        side = 4 * 2**node.scale
+        row, column = node.place
+        assert node.rect == (row * side, column * side, (row + 1) * side, (column + 1) * side)
+        assert node.effect == pytest.approx(float(effects[node.scale][0, node.index]), rel=1e-3, abs=1e-5)
+    assert {node.scale for node in nodes(root, "patch")} == {0, 1, 2}
+    assert len(root.children) == 6
+    assert group_size(model.routing[0].fine, model.routing[0].coarse) == found.blocks[0].agreements.shape[2]
+
+
+def test_permuting_the_classes_permutes_the_explanation():
+    model, found = made()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        model.routing[1].w2.copy_(model.routing[1].w2[:, :, order])
+    again = explain(model, found.images)
+    torch.testing.assert_close(again.lengths, found.lengths[:, order])
+    for new, old in enumerate(order.tolist()):
+        torch.testing.assert_close(again.heat_map(new), found.heat_map(old), rtol=1e-3, atol=1e-6)
+        ours, theirs = again.tree(0, new), found.tree(0, old)
+        assert [node.index for node in ours.walk()][1:] == [node.index for node in theirs.walk()][1:]
+
+
+def test_names_of_too_few_classes_are_refused():
+    model = mspcaps.create_model("mspcaps_t")
+    model.metadata = {"classes": ["a", "b"]}
+    with pytest.raises(MspcapsError, match="names 2 classes, but the model has 10"):
+        explain(model, torch.rand(1, 3, 32, 32))
+
+
+def test_classes_by_name_and_images_by_themselves():
+    model = trained("mspcaps_t")
+    model.metadata = {"classes": ["a", "b", "c", "d", "e"]}
+    x = torch.rand(3, 3, 32, 32)
+    found = explain(model, x)
+    torch.testing.assert_close(found.heat_map("c"), found.heat_map(2))
+    winners = found.ranking[:, 0]
+    for i in range(3):
+        alone = explain(model, x[i : i + 1]).heat_map(int(winners[i]))[0]
+        torch.testing.assert_close(found.heat_map(winners)[i], alone, rtol=1e-3, atol=1e-6)
+    with pytest.raises(MspcapsError, match="no class 'f'; the classes are a, b"):
+        found.heat_map("f")
+    with pytest.raises(MspcapsError, match="numbered 0 to 4"):
+        found.tree(0, 5)
+
+
+def test_the_model_is_left_as_it_was():
+    model = trained("mspcaps_t").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = explain(model, torch.rand(2, 3, 32, 32))
+    found.heat_map(0)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "sentence"),
+    [
+        ("mspcaps_t_dr", torch.rand(1, 3, 32, 32), "mspcaps_t_dr cannot be explained: explanations follow"),
+        ("resnet20", torch.rand(1, 3, 32, 32), "resnet20 cannot be explained: .*, which it does not have"),
+        ("mspcaps_t", torch.rand(1, 1, 32, 32), "takes images of 3 x 32 x 32 .*not 1 x 32 x 32"),
+        ("mspcaps_t", torch.rand(3, 32, 32), r"shape \[b, c, h, w\]"),
+        ("mspcaps_t", torch.zeros(0, 3, 32, 32), "b at least 1"),
+        ("mspcaps_t", torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "divide bytes by 255"),
+        ("mspcaps_t", torch.full((1, 3, 32, 32), 7.0), r"numbers in \[0, 1\]"),
+        ("mspcaps_t", torch.full((1, 3, 32, 32), float("nan")), r"numbers in \[0, 1\]"),
+    ],
+)
+def test_what_cannot_be_explained_gets_a_sentence(name, x, sentence):
+    model = mspcaps.create_model(name)
+    with pytest.raises(MspcapsError, match=sentence):
+        mspcaps.explain(model, x)
+
+
+def test_the_name_is_callable_whatever_was_imported_first():
+    import mspcaps.explanation.page  # binds mspcaps.explain to the package where it was not used before
+
+    assert isinstance(mspcaps.explain(trained("mspcaps_t_scale16"), torch.rand(1, 3, 32, 32)), Explanation)
+
+
+def test_a_cell_ends_where_the_image_does():
+    """29 x 21 pixels, patches of 16: the second row and column have 13 and 5 of them."""
+    assert Scale(16, (2, 2), (29, 21)).rect(3) == (16, 16, 29, 21)
+
+
+def test_the_strongest_patches_speak_for_the_class():
+    """One that speaks against it as loudly as any is not among them."""
+    nodes = [Node("patch", index, effect=effect) for index, effect in enumerate((1.0, -5.0, 3.0, 0.0))]
+    assert [node.index for node in strongest(nodes, 3)] == [2, 0, 3]
+
+
+@torch.no_grad()
+def test_a_model_in_training_is_explained_as_it_would_answer():
+    """By the statistics that it has learnt, not by those of the images that are asked about."""
+    model, x = trained("mspcaps_t_scale16", (16, 16)), torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(explain(model.train(), x).lengths, model.eval()(x))

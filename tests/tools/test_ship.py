@@ -1,0 +1,136 @@
+"""`ship` on a small trained model: the file, its card, and everything that it refuses."""
+
+import contextlib
+import json
+
+import pytest
+import torch
+
+from mspcaps import load_dataset
+from mspcaps.data import Augmentation
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation import evaluate
+from mspcaps.files import sha256_of
+from mspcaps.models import shipped as weights
+from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.training import Recipe, train
+from tools import ship
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """weights, ledger entry and test images of a minute model.
+
+    Its weights are rounded to what half precision holds: on 1,000 images one that flips would cost 0.1 points, and
+    whether one does depends on the CPU.
+    """
+    place = tmp_path_factory.mktemp("ship")
+    recipe = Recipe(
+        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=2, batch_size=100, lr=2e-3,
+        warmup_epochs=0, img_size=12, augment=Augmentation(),
+    )  # fmt: skip
+    result = train(recipe, "cpu", out=place / "runs", results=place / "results")
+    entry = place / "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
+    source, data = result.folder / "last.safetensors", load_dataset("fashionmnist_sample", "test", 12)
+    model = load_model(source)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())
+    save_weights(source, model, **model.metadata)
+    known = json.loads(entry.read_text()) | {"weights_sha256": sha256_of(source)}
+    known["accuracy"]["last"] = evaluate(model, data).accuracy
+    entry.write_text(json.dumps(known))
+    return source, entry, data
+
+
+def test_the_card_is_measured_from_the_very_file(run, tmp_path, monkeypatch):
+    source, entry, data = run
+    card = ship.ship(source, entry, data, folder=tmp_path)
+    path = tmp_path / "mspcaps_t_scale16.fashionmnist_sample.safetensors"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.with_suffix(".json").name, path.name]
+    monkeypatch.setattr(weights, "weights_folder", lambda: tmp_path)
+    assert weights.read_card(card.name) == card
+    assert weights.pretrained_path(card.model, card.dataset) == path
+    model = load_model(path)
+    found = evaluate(model, data)
+    assert card.accuracy == pytest.approx(found.accuracy)
+    assert card.probe == evaluate(model, weights.probe(data)).predictions.tolist()
+    assert card.reference == pytest.approx(evaluate(load_model(source), data).accuracy)
+    assert card.test_images == 1000
+    assert path.stat().st_size < 0.7 * source.stat().st_size
+    assert torch.float16 in ship.dtypes(path)
+    assert card.ledger == "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
+    assert card.run_sha256 == json.loads(entry.read_text())["weights_sha256"]
+    assert "Zalando" in card.licence
+    assert card.provenance.startswith("The first 500 training")
+
+
+def test_a_copy_in_half_precision_is_taken(run, tmp_path):
+    source, entry, data = run
+    ship.ship(source, entry, data, folder=tmp_path / "first")
+    copy = next((tmp_path / "first").glob("*.safetensors"))
+    card = ship.ship(copy, entry, data, folder=tmp_path / "second")
+    assert card.reference == json.loads(entry.read_text())["accuracy"]["last"]
+    assert card.reference_of == "the run itself, in fp32"
+
+
+def test_too_costly_a_half_is_refused_and_nothing_is_written(run, tmp_path, monkeypatch):
+    source, entry, data = run
+
+    def coarse(tensors, parameters):
+        return {name: (8 * t).round() / 8 if name in parameters else t for name, t in tensors.items()}
+
+    monkeypatch.setattr(ship, "halved", coarse)
+    with pytest.raises(MspcapsError, match=r"half precision costs .* nothing was written"):
+        ship.ship(source, entry, data, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_weights_are_refused(run, tmp_path):
+    source, entry, data = run
+    model = load_model(source)
+    other = tmp_path / "other.safetensors"
+    save_weights(other, model, **model.metadata | {"recipe": {"seed": 5}})
+    with pytest.raises(MspcapsError, match="was not trained with the recipe in "):
+        ship.ship(other, entry, data, folder=tmp_path)
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    save_weights(other, model, **model.metadata)
+    with pytest.raises(MspcapsError, match="its sha256 differs"):
+        ship.ship(other, entry, data, folder=tmp_path)
+    with torch.no_grad():
+        next(model.parameters()).normal_()
+    save_weights(other, model, {name: t.half() for name, t in model.state_dict().items()}, **model.metadata)
+    with pytest.raises(MspcapsError, match="they are from another run"):
+        ship.ship(other, entry, data, folder=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["other.safetensors"]
+
+
+def test_part_of_a_test_set_is_refused(run, tmp_path):
+    source, entry, data = run
+    with pytest.raises(MspcapsError, match="1,000 images, not of 10 images of"):
+        ship.ship(source, entry, data.subset(slice(10)), folder=tmp_path)
+
+
+def test_data_of_ones_own_is_refused(run, tmp_path):
+    source, entry, data = run
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(json.loads(entry.read_text()) | {"dataset": "pictures"}))
+    with pytest.raises(MspcapsError, match="is not in the catalog"):
+        ship.ship(source, own, data, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "original", "refusal"),
+    [
+        (90.3, True, None),  # it may be better by chance
+        (89.96, True, None),
+        (89.94, True, "half precision costs 0.06 points"),
+        (90.19, False, None),
+        (90.21, False, "they are from another run"),
+        (89.79, False, "they are from another run"),
+    ],
+)
+def test_half_precision_may_gain_but_not_cost_and_a_copy_must_be_of_the_run(found, original, refusal, tmp_path):
+    with pytest.raises(MspcapsError, match=refusal) if refusal else contextlib.nullcontext():
+        ship.check_cost(found, 90.0, "the same in fp32", original, tmp_path / "entry.json")

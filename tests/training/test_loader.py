@@ -1,0 +1,20 @@
+"""Which images a step sees, by the functions of (seed, epoch) that say so."""
+
+import torch
+
+from mspcaps.data import Augmentation, ImageSet
+from mspcaps.data.augment import epoch_draws, epoch_order
+from mspcaps.training.loader import Plan
+
+
+def test_every_epoch_has_an_order_and_draws_of_its_own() -> None:
+    data = ImageSet(torch.zeros(23, 1, 8, 8, dtype=torch.uint8), torch.arange(23) % 3, tuple("abc"), "x")
+    augment, orders = Augmentation(crop=2, flip=True, rotate=10.0), set()
+    plan = Plan(data, 5, augment, seed=3)
+    for epoch in (0, 1, 7):
+        plan.begin(epoch, step=2)
+        assert plan.order.shape == (4, 5) and int(plan.position) == 2
+        assert torch.equal(plan.order.flatten(), epoch_order(3, epoch, 23)[:20])
+        assert torch.equal(plan.draws.flatten(0, 1), epoch_draws(3, epoch, 23, augment)[:20])
+        orders.add(tuple(plan.order.flatten().tolist()))
+    assert len(orders) == 3

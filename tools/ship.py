@@ -1,0 +1,131 @@
+"""From a finished run to weights that come with the package: halved, measured from the very file, with a card.
+
+data = mspcaps.load_dataset("cifar10", "test")
+ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
+     Path("results/cifar10/mspcaps_t/paper-seed0.json"), data)
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from mspcaps.data import CATALOG, ImageSet, facts
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.accuracy import Evaluation, Progress, evaluate
+from mspcaps.files import sha256_of, write_atomically
+from mspcaps.models import Model
+from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.models.shipped import SUFFIX, Card, halved, probe, weights_folder
+from mspcaps.training.ledger import device_name, read_entry
+
+MAY_COST = 0.05  # points of accuracy that half precision may cost
+SAME_RUN = 0.2  # points by which fp32 may differ from the ledger, which has the accuracy in the training precision
+
+
+def ship(
+    weights: Path,
+    ledger_entry: Path,
+    data: ImageSet,
+    folder: Path | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Card:
+    """Write <model>.<dataset>.safetensors and its card into the package, or into `folder`.
+
+    `weights` is the last.safetensors of the run that `ledger_entry` tells of, or a copy of it in half precision;
+    `data` is the whole test set. Nothing is written when half precision costs too much.
+    """
+    entry, folder = read_entry(ledger_entry), folder or weights_folder()
+    model = load_model(weights)
+    original = check_run(weights, model, ledger_entry, entry)
+    check_test_set(data, entry)
+    name = f"{entry['model']}.{entry['dataset']}"
+    if original:
+        reference, reference_of = evaluate(model, data, device=device, progress=progress).accuracy, "the same in fp32"
+    else:
+        reference, reference_of = entry["accuracy"]["last"], f"the run itself, in {entry['precision']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as place:
+        made = Path(place) / f"{name}{SUFFIX}"
+        small = halved(model.state_dict(), {key for key, _ in model.named_parameters()})
+        save_weights(made, model, small, **model.metadata)
+        again = load_model(made)
+        found = evaluate(again, data, device=device, progress=progress)
+        check_cost(found.accuracy, reference, reference_of, original, ledger_entry)
+        card = describe(made, again, found, (reference, reference_of), entry, data)
+        # Weights first: if the card does not follow, its old sha256 no longer fits and the file is refused.
+        os.replace(made, folder / made.name)
+        write_atomically(folder / f"{name}.json", card.to_json())
+    return card
+
+
+def check_run(weights: Path, model: Model, ledger_entry: Path, entry: dict[str, Any]) -> bool:
+    """Whether the file is the very one that the ledger knows; a copy in half precision is let pass, nothing else."""
+    if model.metadata.get("recipe") != entry["recipe"]:
+        raise MspcapsError(f"{weights} was not trained with the recipe in {ledger_entry}")
+    if sha256_of(weights) == entry["weights_sha256"]:
+        return True
+    if torch.float16 not in dtypes(weights):
+        raise MspcapsError(f"{weights} is not the file that {ledger_entry} describes: its sha256 differs")
+    return False
+
+
+def dtypes(weights: Path) -> set[torch.dtype]:
+    """As stored; a loaded model has everything in fp32."""
+    with safe_open(weights, framework="pt") as file:
+        return {file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def check_test_set(data: ImageSet, entry: dict[str, Any]) -> None:
+    dataset = entry["dataset"]
+    if dataset not in CATALOG:
+        raise MspcapsError(
+            f"{dataset} is not in the catalog: only weights trained on data that anyone can get are shipped"
+        )
+    if data.name != dataset or len(data) != facts(dataset).test:
+        raise MspcapsError(
+            f"the accuracy on a card must be that of the whole test set of {dataset}, {facts(dataset).test:,} images, "
+            f"not of {len(data):,} images of {data.name}"
+        )
+
+
+def check_cost(found: float, reference: float, reference_of: str, original: bool, ledger_entry: Path) -> None:
+    if not original and abs(found - reference) > SAME_RUN:
+        raise MspcapsError(
+            f"these weights reach {found:.2f} %, but {ledger_entry} says {reference:.2f} %: they are from another run"
+        )
+    if reference - found >= MAY_COST:
+        raise MspcapsError(
+            f"half precision costs {reference - found:.2f} points ({found:.2f} % instead of {reference:.2f} %, "
+            f"{reference_of}), but must cost less than {MAY_COST}: nothing was written"
+        )
+
+
+def describe(
+    made: Path, model: Model, found: Evaluation, reference: tuple[float, str], entry: dict[str, Any], data: ImageSet
+) -> Card:
+    known = facts(entry["dataset"])
+    recipe = entry["recipe"]
+    answers = evaluate(model, probe(data)).predictions.tolist()
+    return Card(
+        model=entry["model"],
+        dataset=entry["dataset"],
+        params=sum(p.numel() for p in model.parameters()),
+        bytes=made.stat().st_size,
+        sha256=sha256_of(made),
+        accuracy=round(found.accuracy, 4),
+        test_images=found.n,
+        measured_on=device_name(next(model.parameters()).device),
+        reference=round(reference[0], 4),
+        reference_of=reference[1],
+        probe=answers,
+        recipe=recipe,
+        ledger=f"results/{entry['dataset']}/{entry['model']}/{recipe['name']}-seed{recipe['seed']}.json",
+        run_sha256=entry["weights_sha256"],
+        provenance=entry["provenance"],
+        licence=f"The weights: MIT, like mspcaps. {known.title}, which they were trained on: {known.licence}",
+    )
