@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
+from mspcaps.training.device import Engine
 from mspcaps.training.loader import WORKERS
-from mspcaps.training.step import Form, captured, compiled
+from mspcaps.training.step import captured, compiled
 
 BATCH = 1000
 
@@ -24,11 +25,11 @@ class Evaluator:
     """`accuracy()` in percent of the test set. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
-        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, form: Form,
+        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
         autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
-        self.count = compiled(count_correct) if form != "eager" else count_correct
+        self.count = compiled(count_correct) if engine != "eager" else count_correct
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[tuple[Tensor, Tensor]] = []
@@ -41,10 +42,10 @@ class Evaluator:
             self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
 
     def capture(self) -> None:
-        self.graph = captured(self.add_up, warm_up=self.add_up)
+        self.graph = captured(self.count_all, warm_up=self.count_all)
 
     @torch.no_grad()
-    def add_up(self) -> None:
+    def count_all(self) -> None:
         self.model.eval()
         self.correct.zero_()
         batches: Any = self.batches
@@ -59,5 +60,5 @@ class Evaluator:
         if self.graph is not None:
             self.graph.replay()
         else:
-            self.add_up()
+            self.count_all()
         return 100 * self.correct.item() / len(self.data)

@@ -1,4 +1,4 @@
-"""AdamW on one flat vector.
+"""AdamW, Adam and SGD on flat vectors.
 
 All parameters of a precision live in one buffer, so that a step is one pass over memory instead of one small kernel per
 tensor, and the gradients of all processes are averaged in one message. Master weights are fp32. Where the model
@@ -6,23 +6,24 @@ computes in lower precision its parameters of two or more dimensions are copies 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
+from mspcaps.training.recipe import Recipe
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
 
 
 class FlatGroup:
-    """The parameters of one working precision: master weights and moments as flat fp32 vectors."""
+    """The parameters of one working precision and weight decay: master weights and state as flat fp32 vectors."""
 
-    def __init__(self, params: list[nn.Parameter], dtype: torch.dtype) -> None:
-        self.params = params
+    def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, slots: int) -> None:
+        self.params, self.weight_decay = params, weight_decay
         self.master = torch.cat([in_memory_order(p.detach(), p).reshape(-1).float() for p in params])
-        self.m, self.v = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self.state = [torch.zeros_like(self.master) for _ in range(slots)]
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
         for p, piece in zip(params, self.pieces(self.work), strict=True):
             p.data = piece
@@ -38,26 +39,24 @@ class FlatGroup:
         ]
 
 
-class FlatAdamW:
-    """AdamW with decoupled decay on every parameter, as torch.optim.AdamW does by default.
+class FlatOptimizer:
+    """The optimizer of a recipe. The learning rate and the number of steps taken are tensors on the device: a CUDA graph
+    reads them. The model says which parameters are not decayed and which stay in fp32."""
 
-    The learning rate and the number of steps taken are tensors on the device: a captured graph reads them.
-    """
-
-    def __init__(self, model: nn.Module, weight_decay: float, matrix_dtype: torch.dtype = torch.float32) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.names = {id(p): name for name, p in named}
-        self.weight_decay = weight_decay
-        matrices = [p for _, p in named if p.ndim >= 2]
-        vectors = [p for _, p in named if p.ndim < 2]
-        if matrix_dtype == torch.float32:
-            self.groups = [FlatGroup(matrices + vectors, torch.float32)]
-        else:
-            self.groups = [FlatGroup(matrices, matrix_dtype), FlatGroup(vectors, torch.float32)]
+    def __init__(self, model: nn.Module, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
+        self.recipe = recipe
+        self.update, self.slots = RULES[recipe.optimizer]
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.names = {id(p): name for name, p in named.items()}
+        undecayed, fp32 = (_names_of(model, method) for method in ("no_weight_decay", "fp32_parameters"))
+        groups: dict[tuple[torch.dtype, float], list[nn.Parameter]] = {}
+        for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # those that have copies come first
+            kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
+            groups.setdefault((kind, 0.0 if name in undecayed else recipe.weight_decay), []).append(p)
+        self.groups = [FlatGroup(params, *kind, len(self.slots)) for kind, params in groups.items()]
         device = self.groups[0].master.device
         self.lr = torch.zeros((), device=device)
         self.steps = torch.zeros((), device=device)
-        self.update = adamw_update
 
     @property
     def params(self) -> list[nn.Parameter]:
@@ -65,35 +64,50 @@ class FlatAdamW:
 
     def flat_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
         """Gradients in the order of `params` -> one flat vector per group."""
-        grads, flat = self.all_there(gradients), []
+        grads, flat = self.check_gradients(gradients), []
         for group in self.groups:
             mine, grads = grads[: len(group.params)], grads[len(group.params) :]
             flat.append(torch.cat([in_memory_order(g, p).reshape(-1) for g, p in zip(mine, group.params, strict=True)]))
         return flat
 
-    def all_there(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
+    def check_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
         """A parameter without a gradient would stay as it is, or decay, and nobody would know."""
-        found = []
+        checked = []
         for p, g in zip(self.params, gradients, strict=True):
             if g is None:
                 raise MspcapsError(
                     f"the loss does not depend on {self.names[id(p)]}: leave it out of the model, or freeze it with "
                     "requires_grad_(False)"
                 )
-            found.append(g)
-        return found
+            checked.append(g)
+        return checked
 
     def step(self, flat_gradients: list[Tensor]) -> None:
+        """One step; gradients of a greater global norm than the recipe allows are scaled down."""
+        if self.recipe.clip_grad:
+            norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in flat_gradients])
+            scale = (self.recipe.clip_grad / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+            flat_gradients = [g.float() * scale for g in flat_gradients]
         self.steps += 1
+        settings = (self.recipe.momentum, self.recipe.nesterov)
         for group, g in zip(self.groups, flat_gradients, strict=True):
-            flat = (group.master, g, group.m, group.v, group.work)
-            self.update(*flat, self.lr, self.steps, self.weight_decay)
+            self.update(
+                group.master, g, group.state, group.work, self.lr, self.steps, group.weight_decay, *settings
+            )  # fmt: skip
+
+    def masters(self) -> dict[str, Tensor]:
+        """The fp32 weights by parameter name, as views."""
+        return {
+            self.names[id(p)]: piece
+            for group in self.groups
+            for p, piece in zip(group.params, group.pieces(group.master), strict=True)
+        }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Master weights and moments by parameter name, as views, and the step count: all that a checkpoint needs."""
+        """Master weights and state by parameter name, as views, and the step count: all that a checkpoint needs."""
         state = {"optimizer.steps": self.steps}
         for group in self.groups:
-            for kind, flat in (("master", group.master), ("m", group.m), ("v", group.v)):
+            for kind, flat in zip(("master", *self.slots), (group.master, *group.state), strict=True):
                 for p, piece in zip(group.params, group.pieces(flat), strict=True):
                     state[f"{kind}.{self.names[id(p)]}"] = piece
         return state
@@ -106,18 +120,59 @@ class FlatAdamW:
 
 
 def adamw_update(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float
-) -> None:
-    """One step in place on flat vectors; `work` receives the weights in working precision."""
-    g = g.float()
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
+) -> None:  # fmt: skip
+    """One step of AdamW in place on flat vectors; `work` receives the weights in working precision."""
+    p.mul_(1 - lr * weight_decay)
+    p.sub_(adam_direction(g.float(), *state, lr, steps))
+    if work is not p:
+        work.copy_(p)
+
+
+def adam_update(
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
+) -> None:  # fmt: skip
+    """Adam: the decay is part of the gradient."""
+    p.sub_(adam_direction(g.float().add(p, alpha=weight_decay), *state, lr, steps))
+    if work is not p:
+        work.copy_(p)
+
+
+def adam_direction(g: Tensor, m: Tensor, v: Tensor, lr: Tensor, steps: Tensor) -> Tensor:
     m.mul_(BETA1).add_(g, alpha=1 - BETA1)
     v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
     correction1 = 1 - torch.exp(steps * math.log(BETA1))
     correction2 = 1 - torch.exp(steps * math.log(BETA2))
-    p.mul_(1 - lr * weight_decay)
-    p.sub_(lr / correction1 * m / ((v / correction2).sqrt() + EPS))
+    return lr / correction1 * m / ((v / correction2).sqrt() + EPS)
+
+
+def sgd_update(
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float,
+    momentum: float, nesterov: bool,
+) -> None:  # fmt: skip
+    """SGD with momentum as PyTorch has it: the learning rate is not part of the velocity."""
+    (velocity,) = state
+    g = g.float().add(p, alpha=weight_decay)
+    velocity.mul_(momentum).add_(g)
+    p.sub_(lr * (g.add(velocity, alpha=momentum) if nesterov else velocity))
     if work is not p:
         work.copy_(p)
+
+
+Update = Callable[..., None]
+RULES: dict[str, tuple[Update, tuple[str, ...]]] = {  # -> the update, and what it keeps of every parameter
+    "adamw": (adamw_update, ("m", "v")),
+    "adam": (adam_update, ("m", "v")),
+    "sgd": (sgd_update, ("velocity",)),
+}
+
+
+def _names_of(model: nn.Module, method: str) -> set[str]:
+    """What the model says of its own parameters."""
+    names: set[str] = getattr(model, method, set)()
+    if unknown := names - {name for name, _ in model.named_parameters()}:
+        raise MspcapsError(f"{method}() of the model names {min(unknown)}, which is not one of its parameters")
+    return names
 
 
 def is_channels_last(t: Tensor) -> bool:
