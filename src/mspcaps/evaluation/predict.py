@@ -12,7 +12,6 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import all_scores
 from mspcaps.models.pretrained import class_names, config_of
 from mspcaps.pictures import Prediction, stream_answers
-from mspcaps.weights import as_model
 
 
 def predict(
@@ -29,6 +28,8 @@ def stream_predictions(
     model: nn.Module | str | Path, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
 ) -> Iterator[Prediction]:
     """As `predict`, but the first answers are there while later pictures are still to be read."""
+    from mspcaps.weights import as_model  # stands to the right of training, which imports evaluation.health
+
     asked = as_model(model)
     config, classes = config_of(asked), class_names(asked)
     paths = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
