@@ -6,6 +6,7 @@ from mspcaps.capsules.routing import (
     CrossAgreementRouting,
     DynamicRouting,
     MeanAgreementRouting,
+    RoutingState,
     SelfAgreementRouting,
 )
 from mspcaps.capsules.squash import length, squash
@@ -15,6 +16,7 @@ __all__ = [
     "DynamicRouting",
     "MeanAgreementRouting",
     "PatchifyCaps",
+    "RoutingState",
     "SelfAgreementRouting",
     "length",
     "margin_loss",

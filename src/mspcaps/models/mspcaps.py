@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
-from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps, length, margin_loss
+from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps, RoutingState, length, margin_loss
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
@@ -142,6 +143,22 @@ class MSPCaps(MSRB, Model):
     def forward(self, x: Tensor) -> Tensor:
         """-> class scores [b, num_classes]: the lengths of the class capsules."""
         return length(self.forward_capsules(x))
+
+    def routing_state(self, x: Tensor) -> list[RoutingState]:
+        """What every routing block does with a batch, in order. Blocks that cannot tell are left out."""
+        inputs: dict[int, tuple[Tensor, ...]] = {}
+
+        def listen(i: int, block: nn.Module) -> RemovableHandle:
+            return block.register_forward_hook(lambda module, args, output: inputs.update({i: args}))
+
+        hooks = [listen(i, block) for i, block in enumerate(self.routing)]
+        try:
+            self.forward_capsules(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        blocks = [(i, block) for i, block in enumerate(self.routing) if i in inputs and hasattr(block, "state")]
+        return [block.state(*inputs[i]).named(f"routing.{i}") for i, block in blocks]  # type: ignore[operator]
 
 
 class MSPCapsDR(MSPCaps):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch import Tensor, nn
 
+from mspcaps.capsules import RoutingState
 from mspcaps.errors import MspcapsError, nearest
 
 ImageSize = int | tuple[int, int]
@@ -23,6 +24,10 @@ class Model(nn.Module):
     config: dict[str, Any]  # name, num_classes, in_chans, img_size, mean and std: what makes a model like it
     metadata: dict[str, Any]  # what else its weights file says, such as classes and recipe; empty without one
     loss: Callable[..., Tensor]  # what it is trained with: scores [b, K], labels [b] -> scalar
+
+    def routing_state(self, x: Tensor) -> list[RoutingState]:
+        """What every routing block does with a batch, in order; empty for a model without couplings."""
+        return []
 
     if TYPE_CHECKING:  # PyTorch's own returns Any
 

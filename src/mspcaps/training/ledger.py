@@ -59,7 +59,7 @@ class Run:
     seed: int
     epochs: int
     accuracy: Accuracy
-    curve: dict[str, list[float]] = field(repr=False)  # loss and accuracy of every epoch
+    curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block
     seconds: Seconds
     device: str
     options: dict[str, Any] = field(default_factory=dict)  # of the model's family

@@ -10,15 +10,17 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.health import BlockHealth, as_curves
 from mspcaps.files import check_writable, lock_folder, sha256_of
 from mspcaps.models import Model, create_model
 from mspcaps.models.pretrained import save_weights
@@ -53,6 +55,12 @@ class Epoch:
     lr: float
     loss: float  # mean over the epoch's steps
     accuracy: float  # percent of the test set, or of what is held out
+    health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> "Epoch":
+        """A row of a checkpoint; old ones know no health."""
+        return cls(**row | {"health": tuple(BlockHealth(**block) for block in row.get("health", ()))})
 
 
 @dataclass(frozen=True)
@@ -223,13 +231,24 @@ class Trainer:
         self.world.average([self.step.loss_sum])
         self.check_finite()
         loss = self.step.loss_sum.item() / self.loader.steps
-        accuracy = self.evaluator.accuracy()
+        accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
+        self.warn_of_collapse(health)
         if not self.history or accuracy > max(row.accuracy for row in self.history):
             self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
-        self.history.append(Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy))
+        self.history.append(Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health))
         self.step.loss_sum.zero_()
         self.epoch, self.steps_done = self.epoch + 1, 0
         self.listener(self)
+
+    def warn_of_collapse(self, health: Sequence[BlockHealth]) -> None:
+        """One sentence per block, the first time."""
+        before = {block.name for row in self.history for block in row.health if block.collapsed}
+        for block in health:
+            if block.collapsed and block.name not in before:
+                self.log(
+                    f"the routing block {block.name} has collapsed in epoch {self.epoch + 1}: {block.why()}; "
+                    "few of its capsules decide what it puts out"
+                )
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state with the fp32 master weights in place of the working copies."""
@@ -262,7 +281,7 @@ class Trainer:
             self.best_is_new = False
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [vars(row) for row in self.history], "initial": self.initial, "images": self.loader.n,
+            "history": [asdict(row) for row in self.history], "initial": self.initial, "images": self.loader.n,
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
@@ -288,7 +307,7 @@ class Trainer:
             load_tensors(path, stored, self.checkpoint_tensors())
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
-        self.history = [Epoch(**row) for row in progress["history"]]
+        self.history = [Epoch.from_dict(row) for row in progress["history"]]
         self.initial = progress.get("initial")
         # another engine may have stopped between two replays
         self.step.steps_per_replay = math.gcd(self.step.steps_per_replay, self.steps_done)
@@ -326,9 +345,11 @@ class Trainer:
     def entry(self) -> Run:
         """What the ledger will say, but for the checksum of the weights."""
         best, recipe, seconds = max(self.history, key=lambda row: row.accuracy), self.recipe, self.clock()
-        curve = {
+        health = as_curves([row.health for row in self.history])
+        curve: dict[str, Any] = {
             "loss": [float(f"{row.loss:.6g}") for row in self.history],
             "accuracy": [round(row.accuracy, 4) for row in self.history],
+            **({"health": health} if health else {}),
         }
         return Run(
             model=recipe.model,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.grouping import group_fine, group_size
+from mspcaps.capsules.routing.state import RoutingState
 from mspcaps.capsules.squash import at_least_fp32, squash
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import TRITON
@@ -21,6 +22,8 @@ class CrossAgreementRouting(nn.Module):
     order of their groups): then the votes of the whole batch are one batched matrix product. With `shared` the fine
     capsules vote with the weights of the coarse capsule above them.
     """
+
+    inputs = ("fine", "coarse")
 
     def __init__(self, fine: Grid, d1: int, coarse: Grid, d2: int, n_out: int, d_out: int, shared: bool) -> None:
         super().__init__()
@@ -58,9 +61,12 @@ class CrossAgreementRouting(nn.Module):
 
     def agreements(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
         """-> <fine vote, coarse vote> / sqrt(e) [k, b, m, j], coarse votes [k, b, j, e]."""
-        fine, coarse = self.votes(u1, u2)
-        fine, coarse = at_least_fp32(fine), at_least_fp32(coarse)
-        return (fine * coarse.unsqueeze(2)).sum(-1) / self.d_out**0.5, coarse
+        fine, coarse = map(at_least_fp32, self.votes(u1, u2))
+        return self.agree(fine, coarse), coarse
+
+    def agree(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        """Votes in fp32 -> their agreements [k, b, m, j]."""
+        return (fine * coarse.unsqueeze(2)).sum(-1) / self.d_out**0.5
 
     def forward(self, u1: Tensor, u2: Tensor) -> Tensor:
         if self.runs_fused(u2):
@@ -73,7 +79,17 @@ class CrossAgreementRouting(nn.Module):
 
     def couplings(self, agreement: Tensor) -> Tensor:
         """Agreements [k, b, m, j] -> couplings [k, b, j]; they sum to one over k."""
-        return agreement.amax(2).softmax(0)
+        return self.pooled(agreement).softmax(0)
+
+    def pooled(self, agreement: Tensor) -> Tensor:
+        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]."""
+        return agreement.amax(2)
+
+    def state(self, u1: Tensor, u2: Tensor) -> RoutingState:
+        """What `forward` computes on its way, for whoever looks into the routing."""
+        fine, coarse = map(at_least_fp32, self.votes(u1, u2))
+        each = self.agree(fine, coarse)
+        return RoutingState(self.inputs, (fine, coarse), self.pooled(each), self.couplings(each), axis=0, each=each)
 
     def runs_fused(self, u2: Tensor) -> bool:
         """On a GPU everything after the votes is one kernel; what stands above, and in subclasses, defines it."""

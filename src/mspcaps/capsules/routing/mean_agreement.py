@@ -8,6 +8,6 @@ from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting
 class MeanAgreementRouting(CrossAgreementRouting):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out]."""
 
-    def couplings(self, agreement: Tensor) -> Tensor:
-        """Agreements [k, b, m, j] -> couplings [k, b, j]; they sum to one over k."""
-        return agreement.mean(2).softmax(0)
+    def pooled(self, agreement: Tensor) -> Tensor:
+        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]."""
+        return agreement.mean(2)
