@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "mspcaps"
 ORDER = [  # from left to right; what shares a line may import each other, APART excepted
     {"errors", "files"},
+    {"progress"},
     {"pictures", "pages"},
     {"kernels"},
     {"capsules"},  # a routing picks its kernel
@@ -17,7 +18,6 @@ ORDER = [  # from left to right; what shares a line may import each other, APART
     {"models"},
     {"evaluation"},
     {"training"},
-    {"progress"},
     {"explanation", "export", "bench"},
     {"__init__"},  # the public API
     {"report"},

@@ -14,26 +14,30 @@ if TYPE_CHECKING:
     from mspcaps.models import Model, MSPCapsName, list_models
     from mspcaps.models.mspcaps import MSPCaps
     from mspcaps.models.shipped import list_pretrained, load_model
-    from mspcaps.training import Recipe, Result
+    from mspcaps.training import Recipe, list_recipes, load_recipe, train
 
 __all__ = [
-    "create_model", "evaluate", "explain", "from_pretrained", "list_models", "list_pretrained", "load_dataset",
-    "load_model", "predict", "push_to_hub", "save_pretrained", "train",
+    "Recipe", "create_model", "evaluate", "explain", "from_pretrained", "list_models", "list_pretrained",
+    "list_recipes", "load_dataset", "load_model", "load_recipe", "predict", "push_to_hub", "save_pretrained", "train",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 # Loaded at first use: `import mspcaps` itself does not even import torch.
 _HOMES = {
+    "Recipe": "mspcaps.training",
     "evaluate": "mspcaps.evaluation",
     "explain": "mspcaps.explanation",
     "from_pretrained": "mspcaps.export",
     "list_models": "mspcaps.models",
     "list_pretrained": "mspcaps.models.shipped",
+    "list_recipes": "mspcaps.training",
     "load_dataset": "mspcaps.data",
     "load_model": "mspcaps.models.shipped",
+    "load_recipe": "mspcaps.training",
     "predict": "mspcaps.evaluation",
     "push_to_hub": "mspcaps.export",
     "save_pretrained": "mspcaps.export",
+    "train": "mspcaps.training",
 }
 _ROOMS = ("capsules", "data", "errors", "evaluation", "export", "models", "pictures", "training")
 
@@ -136,29 +140,3 @@ def create_model(
     transfer(model, path, about.get("classes", ()) if same else (), str(pretrained))
     model.metadata = {"classes": about["classes"]} if same and "classes" in about else {}
     return model
-
-
-def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bool = True, **options: Any) -> "Result":
-    """Train a recipe (a name, the path of a TOML file, or an object); an interrupted run continues from its checkpoint.
-
-    Options are recipe fields to change, such as `epochs=30` (changes become part of the run's name), and those of
-    `Trainer`, such as `out` and `results`. `progress` shows a progress bar, or lines where there is no terminal.
-    """
-    import inspect
-    from contextlib import nullcontext
-    from dataclasses import fields
-
-    from mspcaps.models.shipped import weights_path
-    from mspcaps.progress import training_progress
-    from mspcaps.training import Recipe, Trainer, load_recipe, override, train
-
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe)
-    known = [entry.name for entry in fields(Recipe)]
-    _refuse_unknown("train", options, [*known, *inspect.signature(Trainer).parameters])
-    changes = {name: options.pop(name) for name in known if name in options}
-    options = {"find_weights": weights_path, **({} if progress else {"say": lambda line: None}), **options}
-    with training_progress() if progress and "listener" not in options else nullcontext() as listener:
-        if listener is not None:
-            options["listener"] = lambda trainer: listener(trainer) if trainer.world.is_main else None
-        return train(override(recipe, **changes), device, **options)

@@ -16,7 +16,6 @@ import torch
 
 import mspcaps
 from mspcaps.data import facts
-from mspcaps.models.initial import scale_initial_weights
 from mspcaps.models.pretrained import save_weights
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -28,7 +27,9 @@ def weights(path: Path, name: str = "mspcaps_t", data: str = "fashionmnist", cha
     classes = list(facts(data).classes)
     model = mspcaps.create_model(name, num_classes=len(classes), in_chans=channels)
     if name.startswith("mspcaps"):
-        scale_initial_weights(model, {"positions": 0.02})
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p *= 0.02 if name.endswith(".position") else 1.0
     save_weights(path, model, classes=classes, recipe={"data": data})
     return path
 

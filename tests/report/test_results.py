@@ -27,7 +27,7 @@ from mspcaps.report.results import ablation_files, read_report, write_report
 from mspcaps.report.runs import Spread, read_ledger, resolved
 from mspcaps.report.speed import read_benchmarks, render_speed
 from mspcaps.report.tables import AFTER, NOT_TRAINED, binomial, signed
-from mspcaps.training.recipe import load_recipe, override
+from mspcaps.training.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 T = "paper/cifar10/mspcaps_t"
@@ -332,7 +332,7 @@ def test_conclusions_are_judged_against_the_spread_of_the_seeds(ledger):
 
 def test_a_conclusion_can_fail(ledger):
     for seed, last in enumerate((91.1, 91.0, 90.9)):  # 2.56 degrees of freedom, as above
-        enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
+        enter(ledger, entry("controls/cifar10/mspcaps_t_linear", [80.0, last], seed))
         enter(ledger, entry("paper/cifar10/mspcaps_t_unshared", [80.0, last], seed))
     assert claims(ledger)["Sharing helps T and hurts L"][0].endswith("**Does not hold; the opposite does.**")
     assert claims(ledger)["What the routing itself is worth"][3].endswith("**Linear head (cross-entropy) is better.**")
@@ -402,7 +402,7 @@ def test_columns_without_a_figure_are_left_out_where_the_paper_has_no_table(ledg
     own = markdown.render(read_report(ledger)).split("## Runs beyond the paper's tables")[1].split("\n")
     heads = ("model", "data", "recipe", "ours, last epoch", "ours, best epoch", "parameters", "training")
     assert own[2] == f"| {' | '.join(heads)} |" and own[3] == "| --- | --- | --- | --: | --: | --: | --- |"
-    control = entry("controls/mspcaps_t_mean", [80.0, 87.0])
+    control = entry("controls/cifar10/mspcaps_t_mean", [80.0, 87.0])
     enter(ledger, control)
     assert f"| {' | '.join((*heads, 'command'))} |" in markdown.render(read_report(ledger))
 
@@ -443,7 +443,7 @@ def test_runs_made_again_are_told_apart_and_change_no_figure(ledger):
 def test_what_routing_is_worth_is_not_doubted_before_it_was_tried_nor_where_it_wins(ledger):
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
     for seed, last in enumerate((84.1, 84.0, 83.9)):
-        enter(ledger, entry("controls/mspcaps_t_linear", [80.0, last], seed))
+        enter(ledger, entry("controls/cifar10/mspcaps_t_linear", [80.0, last], seed))
     assert claims(ledger)["What the routing itself is worth"][3].endswith("**Cross-agreement (maximum) is better.**")
     assert CLAIMS[-1].else_ not in ablation_files(read_report(ledger))["ablations.md"]
 
@@ -604,6 +604,6 @@ def test_what_had_to_be_guessed_stands_beside_its_table_and_its_conclusion(ledge
 
 def test_a_trial_is_told_by_what_it_changes():
     recipe = load_recipe("paper/fashionmnist/mspcaps_l")
-    turned = override(recipe, epochs=40, held_out=9, lr=0.1, augment=replace(recipe.augment, rotate=15.0))
+    turned = recipe.replace(epochs=40, held_out=9, lr=0.1, augment=replace(recipe.augment, rotate=15.0))
     assert changes(resolved(turned), resolved(recipe)) == "lr 0.1, augment rotate 15.0"
-    assert changes(resolved(override(recipe, epochs=40, held_out=9)), resolved(recipe)) == ""
+    assert changes(resolved(recipe.replace(epochs=40, held_out=9)), resolved(recipe)) == ""

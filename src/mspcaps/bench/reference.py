@@ -68,7 +68,7 @@ def never(x: Tensor) -> bool:
 class EagerReference(Timed):
     """Takes steps on the images, epoch after epoch."""
 
-    form, precision = "eager", "fp32"
+    engine, precision = "eager", "fp32"
 
     def __init__(
         self, model: nn.Module, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def changes_type() -> type:
-    """The fields of the recipe as options, each of which may be left out; made when they are asked for: torch is big."""
+    """The fields of the recipe as options that may be left out. Made when the parser asks: torch is slow to import."""
     from mspcaps.training import Recipe
 
     changes = optional_fields(Recipe)
@@ -47,7 +47,8 @@ def optional_fields(kind: type) -> type:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant)
     }  # fmt: skip
-    hints, made = typing.get_type_hints(kind), []
+    hints = typing.get_type_hints(kind)
+    made: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(kind):
         inner = next((one for one in typing.get_args(hints[field.name]) if dataclasses.is_dataclass(one)), None)
         if inner is not None:

@@ -95,7 +95,7 @@ def told(words: str, group: Group, base: Group | None) -> str:
 
 def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     """In what a trial departs from the recipe, in words; nothing for the recipe as it is."""
-    said = [f"initial {name} × {factor:g}" for name, factor in trial["initial_scale"].items() if factor != 1]
+    said = [f"initial {name} × {factor:g}" for name, factor in trial.get("initial_scale", {}).items() if factor != 1]
     for key, value in recipe.items():
         if key in {*SHORTENED, "initial_scale"}:
             continue

@@ -13,7 +13,6 @@ from mspcaps.models.pretrained import load_model
 from mspcaps.models.shipped import Card, pretrained_path, read_card
 from mspcaps.report.page import Page, write_page
 from mspcaps.training import Epoch, Recipe, Result, Trainer, choose_device, load_recipe, train
-from mspcaps.training.trainer import Listener
 
 SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
 
@@ -30,19 +29,18 @@ class Quickstart:
 class Recorder:
     """Keeps the loss of every step, or on a GPU of every chunk of steps, with its place in epochs."""
 
-    def __init__(self, then: Listener) -> None:
+    def __init__(self) -> None:
         self.losses: list[tuple[float, float]] = []
-        self.then, self.steps, self.total = then, 0, 0.0  # of the current epoch so far
+        self.steps, self.total = 0, 0.0  # of the current epoch so far
 
     def __call__(self, trainer: Trainer) -> None:
         if not self.losses:  # of the epochs before a run was resumed the means are known
             self.losses = means(trainer.history)
         steps, total = trainer.steps_done, trainer.step.loss_sum.item()  # both are zero between epochs
         if steps > self.steps:
-            place = trainer.epoch + steps / trainer.plan.steps
+            place = trainer.epoch + steps / trainer.loader.steps
             self.losses.append((place, (total - self.total) / (steps - self.steps)))
         self.steps, self.total = steps, total
-        self.then(trainer)
 
 
 def means(history: Sequence[Epoch]) -> list[tuple[float, float]]:
@@ -52,21 +50,20 @@ def means(history: Sequence[Epoch]) -> list[tuple[float, float]]:
 def quickstart(
     out: Path,
     device: str | None = None,
-    listener: Listener = lambda trainer: None,
     recipe: Recipe | None = None,
     stop: threading.Event | None = None,
 ) -> Quickstart:
     """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
-    recorder = Recorder(listener)
+    recorder = Recorder()
     # a ledger of its own: trials do not belong into results/
     result = train(
-        recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=recorder, stop=stop,
-        overwrite=True,
+        recipe or load_recipe("quickstart"), device=device, out=out, results=out / "results", listener=recorder,
+        stop=stop, overwrite=True,
     )  # fmt: skip
     size = result.recipe.img_size
     data = load_dataset(result.recipe.data, "test", size)
     found = evaluate(result.model, data)
-    weights = result.folder / "last.safetensors"
+    weights = result.weights
     page = out / "index.html"
     write_page(page, describe(result, found, recorder.losses or means(result.history), weights))
     return Quickstart(page.resolve(), weights, found)
@@ -109,13 +106,13 @@ def describe_shipped(card: Card, found: Evaluation) -> Page:
 
 
 def describe(result: Result, found: Evaluation, step_losses: list[tuple[float, float]], weights: Path) -> Page:
-    recipe, entry = result.recipe, result.entry
+    recipe, run = result.recipe, result.run
     known = facts(recipe.data)
-    seconds, software = entry["seconds"]["train"], entry["software"]
+    seconds, software = run.seconds.train, run.software
     return Page(
         title=f"mspcaps quickstart · {recipe.model} on the {known.title}",
         facts=[
-            ("parameters", f"{entry['params']:,}"),
+            ("parameters", f"{run.params:,}"),
             ("classes", f"{len(found.classes)}"),
             ("training images", f"{known.train:,}"),
             ("epochs", f"{recipe.epochs}"),
@@ -135,7 +132,7 @@ def describe(result: Result, found: Evaluation, step_losses: list[tuple[float, f
             ),
         ],
         footer=(
-            f"Trained on {entry['device']} in {entry['precision']}, seed {recipe.seed}, with mspcaps "
-            f"{software['mspcaps']}, PyTorch {software['torch']}. {entry['provenance']} {known.licence}"
+            f"Trained on {run.device} in {run.precision}, seed {recipe.seed}, with mspcaps "
+            f"{software['mspcaps']}, PyTorch {software['torch']}. {run.provenance} {known.licence}"
         ),
     )

@@ -1,6 +1,5 @@
 """The ledger, read for people: runs, runs that differ in nothing but the seed, and what they reached together."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,18 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mspcaps.data.catalog import CATALOG
-from mspcaps.errors import MspcapsError
-from mspcaps.training.ledger import REPEATS, read_entry
-from mspcaps.training.recipe import Recipe, filled, list_recipes, load_recipe, with_defaults
-
-_NEEDED = {  # of an entry, and of the tables inside it
-    "": ("model", "params", "dataset", "provenance", "recipe", "seed", "accuracy", "curve", "seconds", "device"),
-    "recipe": ("name", "epochs"),
-    "accuracy": ("last", "best", "best_epoch"),
-    "curve": ("loss", "accuracy"),
-    "seconds": ("train",),
-}
+from mspcaps.training import ledger
+from mspcaps.training.ledger import REPEATS, list_runs
+from mspcaps.training.recipe import Recipe, list_recipes, load_recipe
 
 
 @dataclass(frozen=True)
@@ -98,46 +88,22 @@ class Group:
 
 
 def read_ledger(folder: Path) -> list[Run]:
-    """Every entry below the folder, in the order of the tables."""
-    if not folder.is_dir():
-        raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
-    runs = [read_run(path, folder) for path in folder.glob("*/*/*.json")]
-    order = {name: place for place, name in enumerate(CATALOG)}
-    return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
+    """Every entry of the ledger, in the order of the tables."""
+    return [converted(run) for run in list_runs(folder)]
 
 
 def read_again(folder: Path) -> list[Run]:
-    """Runs of the ledger that were made a second time, in a ledger of their own inside it: the first is what counts."""
-    return read_ledger(folder / REPEATS) if (folder / REPEATS).is_dir() else []
+    """Runs of the ledger that were made a second time: the first is what counts."""
+    return [converted(run) for run in list_runs(folder, REPEATS)]
 
 
-def read_run(path: Path, folder: Path) -> Run:
-    """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
-    entry = read_entry(path)
-    for part, keys in _NEEDED.items():
-        table = entry.get(part) if part else entry
-        for key in keys:
-            if not isinstance(table, dict) or key not in table:
-                raise MspcapsError(
-                    f"{path} is not a complete ledger entry: {f'{part}.{key}' if part else key} is missing"
-                )
-    accuracy, curve, recipe = entry["accuracy"], entry["curve"], dict(entry["recipe"])
-    expected = Path(entry["dataset"], entry["model"], f"{recipe['name']}-seed{entry['seed']}.json")
-    if path.relative_to(folder) != expected:
-        raise MspcapsError(f"{path} describes another run: by its content it should be {folder / expected}")
-    curve_ends = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
-    stated = {"last": curve["accuracy"][-1], "best": max(curve["accuracy"])} if curve_ends else {}
-    if not stated or any(not math.isclose(accuracy[key], value, abs_tol=1e-3) for key, value in stated.items()):
-        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {recipe['epochs']} epochs")
-    recipe = with_defaults(recipe)
-    del recipe["seed"]
+def converted(run: ledger.Run) -> Run:
     return Run(
-        model=entry["model"], dataset=entry["dataset"], seed=entry["seed"], params=entry["params"],
-        last=accuracy["last"], best=accuracy["best"], best_epoch=accuracy["best_epoch"],
-        seconds=entry["seconds"]["train"], shared=entry["seconds"].get("side_by_side", 1) > 1,
-        device=entry["device"], form=entry.get("form") or "", precision=entry.get("precision") or "",
-        provenance=entry["provenance"], commit=entry.get("commit") or "", sha256=entry.get("weights_sha256") or "",
-        losses=curve["loss"], accuracies=curve["accuracy"], recipe=recipe,
+        model=run.model, dataset=run.dataset, seed=run.seed, params=run.params, last=run.accuracy.last,
+        best=run.accuracy.best, best_epoch=run.accuracy.best_epoch, seconds=run.seconds.train,
+        shared=run.seconds.side_by_side > 1, device=run.device, form=run.engine, precision=run.precision,
+        provenance=run.provenance, commit=run.commit or "", sha256=run.weights_sha256, losses=run.curve["loss"],
+        accuracies=run.curve["accuracy"], recipe={key: run.recipe[key] for key in run.recipe if key != "seed"},
     )  # fmt: skip
 
 
@@ -156,7 +122,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
     """As the ledger has it, without the seed."""
-    values = filled(recipe).to_dict()
+    values = recipe.resolve().to_dict()
     values.pop("seed")
     return values
 

@@ -42,7 +42,7 @@ def choose_engine(name: str | None, device: torch.device, processes: int = 1, im
         if name == engine:
             if engine == "cudagraph" and device.type != "cuda":
                 raise MspcapsError("the engine cudagraph is for GPUs only: use eager or compile")
-            return engine  # type: ignore[no-any-return]
+            return engine
     if name is not None:
         raise MspcapsError(f"there is no engine {name!r}: the engines are {', '.join(get_args(Engine))}")
     if processes > 1:

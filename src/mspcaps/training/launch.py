@@ -16,6 +16,7 @@ from mspcaps.training import ledger
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.images import count_custom_images
+from mspcaps.training.ledger import Run
 from mspcaps.training.monitor import ShowProgress, TensorBoard
 from mspcaps.training.recipe import Recipe, load_recipe, measured_on
 from mspcaps.training.schedules import learning_rates
@@ -62,8 +63,8 @@ def train(
     before = ledger.find_run(results, recipe, None if overwrite else count_custom_images(recipe))
     if before and not overwrite and (run_folder(out, recipe) / LAST).is_file():
         done = finished(recipe, out, results, before)
-        log(f"already done: {done.run.accuracy.last:.2f} % after the last epoch; overwrite replaces it, another seed or "
-            "name starts another run")  # fmt: skip
+        last = f"{done.run.accuracy.last:.2f} % after the last epoch"
+        log(f"already done: {last}; overwrite replaces it, another seed or name starts another run")
         log(f"weights: {done.weights}")
         return done
     with listening(progress, log_dir, listener) as told:

@@ -1,7 +1,7 @@
 """The ledger: one JSON per finished run, written once, never edited by hand.
 
-    results/runs/<dataset>/<model>/<recipe>-seed<k>.json      the run that counts
-    results/repeats/<dataset>/<model>/<recipe>-seed<k>.json   the same run, made again
+results/runs/<dataset>/<model>/<recipe>-seed<k>.json      the run that counts
+results/repeats/<dataset>/<model>/<recipe>-seed<k>.json   the same run, made again
 """
 
 import json

@@ -40,8 +40,10 @@ class FlatGroup:
 
 
 class FlatOptimizer:
-    """The optimizer of a recipe. The learning rate and the number of steps taken are tensors on the device: a CUDA graph
-    reads them. The model says which parameters are not decayed and which stay in fp32."""
+    """The optimizer of a recipe. The model says which parameters are not decayed and which stay in fp32.
+
+    The learning rate and the number of steps taken are tensors on the device: a CUDA graph reads them.
+    """
 
     def __init__(self, model: nn.Module, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
         self.recipe = recipe
@@ -124,7 +126,7 @@ def adamw_update(
 ) -> None:  # fmt: skip
     """One step of AdamW in place on flat vectors; `work` receives the weights in working precision."""
     p.mul_(1 - lr * weight_decay)
-    p.sub_(adam_direction(g.float(), *state, lr, steps))
+    p.sub_(adam_direction(g.float(), state, lr, steps))
     if work is not p:
         work.copy_(p)
 
@@ -133,12 +135,13 @@ def adam_update(
     p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
 ) -> None:  # fmt: skip
     """Adam: the decay is part of the gradient."""
-    p.sub_(adam_direction(g.float().add(p, alpha=weight_decay), *state, lr, steps))
+    p.sub_(adam_direction(g.float().add(p, alpha=weight_decay), state, lr, steps))
     if work is not p:
         work.copy_(p)
 
 
-def adam_direction(g: Tensor, m: Tensor, v: Tensor, lr: Tensor, steps: Tensor) -> Tensor:
+def adam_direction(g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor) -> Tensor:
+    m, v = state
     m.mul_(BETA1).add_(g, alpha=1 - BETA1)
     v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
     correction1 = 1 - torch.exp(steps * math.log(BETA1))
@@ -154,7 +157,7 @@ def sgd_update(
     (velocity,) = state
     g = g.float().add(p, alpha=weight_decay)
     velocity.mul_(momentum).add_(g)
-    p.sub_(lr * (g.add(velocity, alpha=momentum) if nesterov else velocity))
+    p.addcmul_(g.add(velocity, alpha=momentum) if nesterov else velocity, lr, value=-1)
     if work is not p:
         work.copy_(p)
 

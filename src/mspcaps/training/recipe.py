@@ -270,16 +270,10 @@ def _types(kind: type) -> dict[str, Any]:
     return {entry.name: hints[entry.name] for entry in fields(kind)}
 
 
-@functools.cache
-def _default_values() -> dict[str, Any]:
-    return {
-        entry.name: {} if entry.name == "options" else list(entry.default) if entry.name == "lr_steps" else entry.default
-        for entry in fields(Recipe)
-    }
-
-
 def _defaults() -> dict[str, Any]:
-    return dict(_default_values())
+    """As JSON holds them."""
+    values = {entry.name: entry.default for entry in fields(Recipe)}
+    return values | {"options": {}, "lr_steps": []}
 
 
 def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
@@ -295,14 +289,18 @@ def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
 
 def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
     """A value of the type that a field has; a table becomes an Augmentation, a list a tuple."""
-    union = typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union else (kind,)
+    union = (
+        typing.get_args(kind)
+        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+        else (kind,)
+    )
     for one in union:
         origin = typing.get_origin(one) or one
         if origin is Literal:
             if isinstance(value, str) and value in typing.get_args(one):
                 return value
-        elif dataclasses.is_dataclass(origin) and isinstance(value, dict):
-            return origin(**_checked(value, origin, f"{where}, {key}"))  # type: ignore[operator]
+        elif origin is Augmentation and isinstance(value, dict):
+            return Augmentation(**_checked(value, Augmentation, f"{where}, {key}"))
         elif origin is tuple and isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
         elif type(value) is origin or (type(value) is int and origin is float):

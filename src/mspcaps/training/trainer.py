@@ -259,7 +259,9 @@ class Trainer:
         that goes on does not read again."""
         state, trained = self.model.state_dict(), self.optimizer.masters()
         params = {name for name, _ in self.model.named_parameters()}
-        kept = {f"{'frozen' if name in params else 'buffer'}.{name}": state[name] for name in state if name not in trained}
+        kept = {
+            f"{'frozen' if name in params else 'buffer'}.{name}": state[name] for name in state if name not in trained
+        }
         return self.optimizer.tensors() | kept | {"loss_sum": self.step.loss_sum}
 
     def clock(self) -> float:
