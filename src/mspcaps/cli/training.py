@@ -56,8 +56,10 @@ def optional_fields(kind: type) -> type:
             nested.__doc__ = str(notes.get(field.name, kind.__doc__))
             made.append((field.name, nested, dataclasses.field(default_factory=nested)))
             continue
-        hint = list[str] if typing.get_origin(hints[field.name]) is dict else hints[field.name]
-        about = tyro.conf.arg(help=str(notes.get(field.name, "")), help_behavior_hint="")
+        table = typing.get_origin(hints[field.name]) is dict
+        hint = list[str] if table else hints[field.name]
+        note, metavar = str(notes.get(field.name, "")), "NAME=VALUE ..." if table else None
+        about = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
         made.append((field.name, Annotated[hint | None, about], dataclasses.field(default=None)))
     return dataclasses.make_dataclass(f"{kind.__name__}Changes", made, frozen=True)
 

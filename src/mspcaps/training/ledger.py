@@ -96,9 +96,9 @@ def write_run(path: Path, run: Run) -> None:
     write_json(path, {key: value for key, value in entry.items() if key != "renamed_from" or value})
 
 
-def list_runs(results: Path, kind: str = RUNS) -> list[Run]:
+def list_runs(results: str | Path, kind: str = RUNS) -> list[Run]:
     """Every run of the ledger, or every repeat: by data set in the order of the catalog, then model, name and seed."""
-    folder = results / kind
+    folder = Path(results, kind)
     if not folder.is_dir() and kind == RUNS:
         raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
     order = {name: place for place, name in enumerate(CATALOG)}
@@ -106,8 +106,9 @@ def list_runs(results: Path, kind: str = RUNS) -> list[Run]:
     return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: str | Path) -> Run:
     """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
+    path = Path(path)
     entry = _read_entry(path)
     accuracy, curve, recipe = Accuracy(**entry["accuracy"]), entry["curve"], stored_recipe(entry["recipe"])
     known = {key: value for key, value in entry.items() if key in Run.__dataclass_fields__}

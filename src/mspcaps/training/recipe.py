@@ -29,7 +29,7 @@ class Recipe:
     model: str = "mspcaps_t"
     """Name of a registered model."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the model's family, such as iterations = 3."""
+    """Options of the model's family, such as iterations=3."""
     data: str = "cifar10"
     """Data set name, or path of an .npz file or of a folder with one subfolder per class."""
     name: str = ""

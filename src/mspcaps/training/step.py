@@ -64,19 +64,17 @@ class Step:
         self.world = world or World()
         self.device = loader.images.device
         self.loss_sum = torch.zeros((), device=self.device)
-        self.fused = model
-        self.loss: Callable[[nn.Module, Loader], Tensor] = batch_loss
-        self.dropout_keys = dropout_keys
-        if engine != "eager":
-            self.fused = getattr(kernels, "fuse", lambda model: model)(model)  # LEAD: kernels.fuse(model)
-            self.loss, optimizer.update = compiled(batch_loss), compiled(optimizer.update)
-            self.dropout_keys = compiled(dropout_keys)
-        self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
-        self.graph: torch.cuda.CUDAGraph | None = None
         dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
         self.keys = torch.zeros(len(dropouts), dtype=torch.int64, device=self.device)
-        for layer, key in zip(dropouts, self.keys.split(1), strict=False):
-            layer.key, layer.share = key, self.world.rank
+        for number, layer in enumerate(dropouts):
+            layer.key, layer.share = self.keys[number : number + 1], self.world.rank
+        self.fused, self.loss, self.dropout_keys = model, batch_loss, dropout_keys
+        if engine != "eager":
+            self.fused = getattr(kernels, "fuse", lambda model: model)(model)  # LEAD: kernels.fuse(model)
+            self.loss, self.dropout_keys = compiled(batch_loss), compiled(dropout_keys)
+            optimizer.update = compiled(optimizer.update)
+        self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def gradients(self) -> tuple[Tensor, list[Tensor]]:
         """-> loss of this process's share of the batch, flat gradients of the whole batch."""
