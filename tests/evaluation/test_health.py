@@ -26,9 +26,8 @@ from mspcaps.evaluation.health import (
     measure_health,
     relative_entropy,
 )
-from mspcaps.models import create_model
+from mspcaps.models import create_model, load_model
 from mspcaps.models.mspcaps import MSPCaps
-from mspcaps.models.shipped import load_model
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, save_checkpoint
 from mspcaps.training.trainer import Epoch

@@ -13,9 +13,8 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
-from mspcaps.models.layers import in_eval_mode, scores_are_lengths
-from mspcaps.models.pretrained import class_names, unwrapped
-from mspcaps.models.shipped import as_model
+from mspcaps.models import Model, as_model, class_names, unwrapped
+from mspcaps.models.layers import in_eval_mode
 
 BINS = 15  # of the calibration error
 Progress = Callable[[int, int], None]  # images done, images in all
@@ -91,14 +90,14 @@ def evaluate(
             raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     scores = all_scores(model, data.images, batch_size, progress)
     with full_precision(next(model.parameters()).device):
-        health = measure_health(inner, data.images, data.labels)
+        health = measure_health(inner, data.images, data.labels) if isinstance(inner, Model) else ()
     labels, k = data.labels.cpu(), scores.shape[1]
     predictions = scores.argmax(1)
-    sure = confidence(scores, scores_are_lengths(inner))
+    sure = confidence(scores, getattr(inner, "scores", "logits") == "lengths")
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
-        loss=inner.loss(scores, labels).item() if hasattr(inner, "loss") else math.nan,  # type: ignore[operator]
+        loss=inner.criterion(scores, labels).item() if isinstance(inner, Model) else math.nan,
         confidence=100 * sure.mean().item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
