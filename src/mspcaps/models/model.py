@@ -85,6 +85,17 @@ class Model(nn.Module, ABC):
         """Side in pixels and grid of the patches of each scale, finest first; empty if capsules have no place."""
         return []
 
+    def tensor_places(self) -> dict[str, Any]:
+        """Name -> where the rows of a tensor belong, as far as its module says so (`tensor_places`). At another place
+        the same shape means something else: weights move to another image size only where places are equal, or both
+        are an OnGrid. None is a place that a module does not know: then it depends on the size of the image."""
+        return {
+            f"{path}.{name}": self.img_size if place is None else place
+            for path, module in self.named_modules()
+            if path and hasattr(module, "tensor_places")
+            for name, place in module.tensor_places().items()
+        }
+
     def get_classifier(self) -> nn.Module:
         """The module whose size depends on the number of classes."""
         raise MspcapsError(f"{type(self).__name__} does not say which of its modules is the classifier")
@@ -129,3 +140,35 @@ def param_groups(model: Model, weight_decay: float) -> list[dict[str, Any]]:
         ([p for name, p in named if name in spared], 0.0),
     )
     return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"expected a model, not {model!r:.80}")
+    while inner := model._modules.get("_orig_mod") or (
+        None if hasattr(model, "config") else model._modules.get("module")
+    ):
+        model = inner
+    return model
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Name and sizes of a model that `create_model` or `load_model` made, however it was wrapped."""
+    config = getattr(unwrapped(model), "config", None)
+    if not isinstance(config, dict):
+        raise MspcapsError(
+            f"a {type(model).__name__} does not say which images it takes: use a model from create_model or load_model"
+        )
+    return config
+
+
+def class_names(model: nn.Module) -> tuple[str, ...]:
+    """Of a model of `load_model` as its file has them; of a new one the numbers."""
+    count = config_of(model)["num_classes"]
+    names = tuple(getattr(unwrapped(model), "metadata", {}).get("classes") or map(str, range(count)))
+    if len(names) != count:
+        raise MspcapsError(
+            f"model.metadata names {len(names)} classes, but the model has {count}: name each of them once"
+        )
+    return names

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mspcaps.models.pretrained import config_of
+from mspcaps.models.model import config_of
 from mspcaps.models.registry import ImageSize, build_model
 
 

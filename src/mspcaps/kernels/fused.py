@@ -1,11 +1,13 @@
 """`fuse(model)`: what a training step on a GPU runs in the place of the model.
 
-The model itself stays the definition. The twin shares its parameters and buffers; where it knows a part and nothing
-about that part is unusual (no hook, no pruning, no frozen statistics), our kernels compute the same.
+The model itself stays the definition. Its twin is made of the same modules, parameters and buffers, but for parts that we know
+and about which nothing is unusual (no hook, no pruning, no frozen statistics): there our kernels compute the same.
 """
 
 import copy
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +15,42 @@ from torch.nn import functional as F
 
 from mspcaps.capsules import PatchifyCaps
 from mspcaps.capsules.patchify import patch_averages
-from mspcaps.kernels import TRITON, embedding
-from mspcaps.kernels.backbone import FEW, backbone, supported
+from mspcaps.kernels import embedding
+from mspcaps.kernels.backbone import MAX_PATCH_CHANNELS, backbone, supported
 from mspcaps.models import Model
 from mspcaps.models.controls import LinearHead, PatchAverages
 from mspcaps.models.layers import BatchNorm, ConvBN
 from mspcaps.models.mspcaps import MSRB, MSPCaps, MultiScalePatchify, ResidualBlock
 
+TRITON = importlib.util.find_spec("triton") is not None
+
 
 def fuse(model: Model) -> Model:
-    """A twin in training mode that shares the model's parameters and buffers, or the model itself if there is nothing
-    to gain."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared).train()
-    if isinstance(model, MSPCaps | LinearHead) and TRITON and parts_are_plain(model.backbone, model.patchify):
-        parts: tuple[MSRB, MultiScalePatchify | PatchAverages] = twin.backbone, twin.patchify  # type: ignore[assignment]
-        twin.backbone = FusedBackbone(parts[0], parts[1].patch)
-        twin.patchify = FusedPatchify(parts[1]) if isinstance(parts[1], MultiScalePatchify) else nn.Identity()
-        return twin
-    replaced = False
-    for parent in list(twin.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Conv2d) and is_plain(child, nn.Conv2d) and reads_few_channels(child):
-                setattr(parent, name, PatchConv(child))
-                replaced = True
-    return twin if replaced else model
+    """A twin of a model in training mode with the same parameters and buffers, or the model itself where there is
+    nothing to gain. Both stay valid: what changes one, a step or a loaded state, changes the other."""
+    if TRITON and isinstance(model, MSPCaps | LinearHead) and parts_are_plain(model):
+        patchify = model.patchify
+        fused = FusedPatchify(patchify) if isinstance(patchify, MultiScalePatchify) else nn.Identity()
+        return with_children(model, {"backbone": FusedBackbone(model.backbone, patchify.patch), "patchify": fused})
+    return replace_modules(model, patch_conv)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def with_children(module: M, children: dict[str, nn.Module]) -> M:
+    """A copy that shares everything with the module but these children."""
+    twin = copy.copy(module)
+    twin._modules = {**module._modules, **children}
+    return twin
+
+
+def replace_modules(module: M, replace: Callable[[nn.Module], nn.Module]) -> M:
+    """The module with everything inside it replaced; only what holds something new is copied."""
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    new = {name: replace_modules(replace(child), replace) for name, child in children.items()}
+    changed = {name: child for name, child in new.items() if child is not children[name]}
+    return with_children(module, changed) if changed else module
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -48,11 +61,12 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def parts_are_plain(module: nn.Module, patchify: nn.Module) -> bool:
+def parts_are_plain(model: MSPCaps | LinearHead) -> bool:
     """Whether no module that the operators pass by is more than they know: changed, listened to, or frozen."""
-    if not isinstance(module, MSRB) or not is_plain(module, MSRB):
+    module, patchify = model.backbone, model.patchify
+    if type(model).forward_features not in (MSPCaps.forward_features, LinearHead.forward_features):
         return False
-    if not (is_plain(patchify, MultiScalePatchify) or is_plain(patchify, PatchAverages)):
+    if not is_plain(module, MSRB) or not (is_plain(patchify, MultiScalePatchify) or is_plain(patchify, PatchAverages)):
         return False
     layers: list[ConvBN] = conv_layers(module)
     capsules: list[PatchifyCaps] = list(patchify.children())  # type: ignore[arg-type]
@@ -61,8 +75,8 @@ def parts_are_plain(module: nn.Module, patchify: nn.Module) -> bool:
     return (
         not module.grad_checkpointing
         and momentum is not None
-        and all(bn.training and bn.eps == eps and bn.momentum == momentum for bn in norms)
         and all(is_plain(bn, BatchNorm) for bn in norms)
+        and all(bn.training and bn.eps == eps and bn.momentum == momentum for bn in norms)
         and all(is_plain(layer.conv, nn.Conv2d) and is_plain(layer, ConvBN) for layer in layers)
         and all(is_plain(block, ResidualBlock) for block in module.blocks)
         and all(is_plain(layer, PatchifyCaps) for layer in capsules)
@@ -132,10 +146,12 @@ class FusedPatchify(nn.Module):
         )
 
 
-def reads_few_channels(conv: nn.Conv2d) -> bool:
-    """Whether it is a 3x3 convolution on an image: cuDNN's weight gradient of such a one is out of proportion."""
+def patch_conv(conv: nn.Module) -> nn.Module:
+    """A PatchConv for a plain 3x3 convolution on an image, whose weight gradient takes cuDNN out of all proportion."""
+    if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d) or conv.in_channels > MAX_PATCH_CHANNELS:
+        return conv
     usual = conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.padding == (1, 1) and conv.dilation == (1, 1)
-    return conv.in_channels <= FEW and usual and conv.groups == 1 and conv.padding_mode == "zeros"
+    return PatchConv(conv) if usual and conv.groups == 1 and conv.padding_mode == "zeros" else conv
 
 
 class PatchConv(nn.Module):

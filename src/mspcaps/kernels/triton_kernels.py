@@ -1,4 +1,4 @@
-"""Kernels of the MSRB backbone around its convolutions. Import only where Triton is present.
+"""All Triton code: kernels of the MSRB backbone, then those of PatchifyCaps. Import only where Triton is present.
 
 Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and channels.
 Sums over the rows are added up atomically, a few hundred additions per channel, and the kernel that follows turns them
@@ -104,7 +104,7 @@ def normalise_and_pool(
 
 
 @triton.jit
-def incoming(
+def incoming_gradient(
     above, skip, pooled, out, v, rows, columns, mask,
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
@@ -153,7 +153,7 @@ def gradient_sums(
         at = rows[:, None] * C + columns[None, :]
         off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
         v = off * (scale * slope)[None, :] + offset[None, :]
-        g = incoming(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
+        g = incoming_gradient(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
         if WRITE:
             tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=mask)
         total += g
@@ -175,16 +175,16 @@ def gradient_through_norm(
     centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
     slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
     offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
-    level = tl.load(d_beta + columns, mask=used, other=0.0) / M
-    slant = tl.load(products + columns, mask=used, other=0.0) * scale
+    mean_g = tl.load(d_beta + columns, mask=used, other=0.0) / M
+    sum_g_xhat = tl.load(products + columns, mask=used, other=0.0) * scale
     if tl.program_id(0) == 0:
-        tl.store(d_gamma + columns, slant, mask=used)
-    tilt = slant / M * scale
+        tl.store(d_gamma + columns, sum_g_xhat, mask=used)
+    mean_g_xhat = sum_g_xhat / M
     at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
     off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
     v = off * (scale * slope)[None, :] + offset[None, :]
-    g = incoming(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
-    d = (scale * slope)[None, :] * (g - level[None, :] - off * tilt[None, :])
+    g = incoming_gradient(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
+    d = (scale * slope)[None, :] * (g - mean_g[None, :] - off * (mean_g_xhat * scale)[None, :])
     tl.store(dy + at, d.to(dy.dtype.element_ty), mask=mask)
 
 
@@ -214,3 +214,115 @@ def image_patches(
         at = row[:, None] * w_o + (c * w_i + ky * w_h + kx * w_w)[None, :]
         v = tl.load(weight + at, mask=(row < COUT)[:, None] & real[None, :], other=0.0)
         tl.store(padded + row[:, None] * K + column[None, :], v, mask=(row < COUT)[:, None] & (column < K)[None, :])
+
+
+@triton.jit
+def conv3x3(
+    x, weight, y, shift, sums, squares, M,
+    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, COUT: tl.constexpr,
+    STRIDE: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """x [b, H, W, C], weight [COUT, 3, 3, C] -> y [M = b HO WO, COUT], padding 1. With SUMS adds sum (y - shift) and
+    sum (y - shift)^2 over the pixels, of y as it is stored; a shift near the mean avoids cancellation."""
+    row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    real, used = row < M, column < COUT
+    b, top, left = row // (HO * WO), (row // WO % HO) * STRIDE - 1, (row % WO) * STRIDE - 1
+    corner = ((b * H + top) * W + left) * C  # may lie outside, never read there
+    k = tl.arange(0, BK)
+    total = tl.zeros([BM, BN], tl.float32)
+    for step in range(9 * tl.cdiv(C, BK)):
+        tap, c = step // tl.cdiv(C, BK), step % tl.cdiv(C, BK) * BK + k
+        h, w = top + tap // 3, left + tap % 3
+        inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        at = (corner + (tap // 3 * W + tap % 3) * C)[:, None] + c[None, :]
+        x_tile = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
+        at = column[None, :] * (9 * C) + (tap * C + c)[:, None]
+        w_tile = tl.load(weight + at, mask=used[None, :] & (c < C)[:, None], other=0.0)
+        if WIDE:  # Triton's interpreter would multiply the bits of bf16 numbers
+            total += tl.dot(x_tile.to(tl.float32), w_tile.to(tl.float32), input_precision="ieee")
+        else:
+            total = tl.dot(x_tile, w_tile, total)
+    out = total.to(y.dtype.element_ty)
+    mask = real[:, None] & used[None, :]
+    tl.store(y + row[:, None] * COUT + column[None, :], out, mask=mask)
+    if SUMS:
+        off = out.to(tl.float32) - tl.load(shift + column, mask=used, other=0.0)[None, :]
+        off = tl.where(mask, off, 0.0)
+        tl.atomic_add(sums + column, tl.sum(off, axis=0), mask=used, sem="relaxed")
+        tl.atomic_add(squares + column, tl.sum(off * off, axis=0), mask=used, sem="relaxed")
+
+
+# PatchifyCaps after its pooling. A program owns RB rows of [b n, ...], capsules of one scale; c is walked over in
+# chunks of CB, d is padded to DP. Products take their operands in the precision of x and add up in fp32, all else is fp32.
+
+
+@triton.jit
+def product(a, b, WIDE: tl.constexpr):
+    """a b in fp32. WIDE takes the operands in fp32 too: Triton's interpreter multiplies the bits of bf16 numbers."""
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b)
+
+
+@triton.jit
+def embed_forward(
+    x, weight, bias, position, gamma, beta, out, normed, rstd, rows, eps,
+    N: tl.constexpr, C: tl.constexpr, D: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, DP: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """h = x W^T + bias + position, normed = (h - mean) / sqrt(variance + eps), out = normed gamma + beta."""
+    r, d = tl.program_id(0) * RB + tl.arange(0, RB), tl.arange(0, DP)
+    real, used = r < rows, d < D
+    h = tl.zeros([RB, DP], tl.float32)
+    for c0 in tl.static_range(0, C, CB):
+        c = c0 + tl.arange(0, CB)
+        x_tile = tl.load(x + r[:, None] * C + c[None, :], mask=real[:, None] & (c < C)[None, :], other=0.0)
+        w_tile = tl.load(weight + d[None, :] * C + c[:, None], mask=used[None, :] & (c < C)[:, None], other=0.0)
+        h += product(x_tile, w_tile, WIDE)
+    mask = real[:, None] & used[None, :]
+    h += tl.load(position + (r % N)[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    h += tl.load(bias + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    h = tl.where(mask, h, 0.0)
+    centred = tl.where(mask, h - tl.sum(h, axis=1)[:, None] / D, 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / D + eps)
+    n = centred * scale[:, None]
+    at = r[:, None] * D + d[None, :]
+    tl.store(normed + at, n, mask=mask)
+    tl.store(rstd + r, scale, mask=real)
+    u = n * tl.load(gamma + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    u += tl.load(beta + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, u.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def embed_backward(
+    du, x, weight, gamma, normed, rstd, dx, d_weight, d_position, d_bias, d_gamma, d_beta, rows,
+    N: tl.constexpr, C: tl.constexpr, D: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, DP: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Writes dx and adds to the rest, which come as zeros in fp32."""
+    r, d = tl.program_id(0) * RB + tl.arange(0, RB), tl.arange(0, DP)
+    real, used = r < rows, d < D
+    mask = real[:, None] & used[None, :]
+    at = r[:, None] * D + d[None, :]
+    g = tl.load(du + at, mask=mask, other=0.0).to(tl.float32)
+    n = tl.load(normed + at, mask=mask, other=0.0)
+    tl.atomic_add(d_beta + d, tl.sum(g, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(d_gamma + d, tl.sum(g * n, axis=0), mask=used, sem="relaxed")
+    g = g * tl.load(gamma + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    dh = g - tl.sum(g, axis=1)[:, None] / D - n * (tl.sum(g * n, axis=1)[:, None] / D)
+    dh = tl.where(mask, dh * tl.load(rstd + r, mask=real, other=0.0)[:, None], 0.0)
+    tl.atomic_add(d_bias + d, tl.sum(dh, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(d_position + (r % N)[:, None] * D + d[None, :], dh, mask=mask, sem="relaxed")
+    small = dh.to(x.dtype.element_ty)
+    for c0 in tl.static_range(0, C, CB):
+        c = c0 + tl.arange(0, CB)
+        inside = real[:, None] & (c < C)[None, :]
+        w_tile = tl.load(weight + d[:, None] * C + c[None, :], mask=used[:, None] & (c < C)[None, :], other=0.0)
+        dx_tile = product(small, w_tile, WIDE)
+        tl.store(dx + r[:, None] * C + c[None, :], dx_tile.to(dx.dtype.element_ty), mask=inside)
+        x_tile = tl.load(x + r[:, None] * C + c[None, :], mask=inside, other=0.0)
+        dw_tile = product(tl.trans(small), x_tile, WIDE)
+        where = used[:, None] & (c < C)[None, :]
+        tl.atomic_add(d_weight + d[:, None] * C + c[None, :], dw_tile, mask=where, sem="relaxed")

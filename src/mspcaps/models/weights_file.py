@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors with everything in the header that is needed to build the model again."""
+"""Weights files: safetensors with everything in the header that is needed to build the model again."""
 
 import json
 from pathlib import Path
@@ -11,21 +11,20 @@ from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.files import check_readable, write_atomically
-from mspcaps.models.layers import use_channels_last
-from mspcaps.models.model import Model
-from mspcaps.models.registry import TASK, build_model, model_options, registered_models
+from mspcaps.models.model import config_of
+from mspcaps.models.registry import TASK, model_options, registered_models
 
 OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that tell the protocol of pickle
 
 
-def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **about: Any) -> None:
-    """Write the model's state (or `tensors` in its place) with its configuration and whatever else `about` says."""
-    if taken := about.keys() & {"model", "format"}:
+def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **metadata: Any) -> None:
+    """Write the model's state (or `tensors` in its place) with its configuration and whatever else `metadata` says."""
+    if taken := metadata.keys() & {"model", "format"}:
         raise MspcapsError(f"model.metadata cannot have the key {min(taken)!r}: the file stores that itself")
     tensors = model.state_dict() if tensors is None else tensors
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        header = {key: json.dumps(value) for key, value in {"model": config_of(model), **about}.items()}
+        header = {key: json.dumps(value) for key, value in {"model": config_of(model), **metadata}.items()}
     except (TypeError, ValueError) as error:
         raise MspcapsError(f"model.metadata can hold text, numbers, lists and dictionaries only: {error}") from error
     write_atomically(path, in_order(save(tensors, metadata=header)))
@@ -40,40 +39,6 @@ def in_order(content: bytes) -> bytes:
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + content[8 + size :]
-
-
-def class_names(model: nn.Module) -> tuple[str, ...]:
-    """Of a model of `load_model` as its file has them; of a new one the numbers."""
-    count = config_of(model)["num_classes"]
-    names = tuple(getattr(unwrapped(model), "metadata", {}).get("classes") or map(str, range(count)))
-    if len(names) != count:
-        raise MspcapsError(
-            f"model.metadata names {len(names)} classes, but the model has {count}: name each of them once"
-        )
-    return names
-
-
-def config_of(model: nn.Module) -> dict[str, Any]:
-    """Name and sizes of a model that `create_model` or `load_model` made, however it was wrapped."""
-    config = getattr(unwrapped(model), "config", None)
-    if not isinstance(config, dict):
-        raise MspcapsError(
-            f"a {type(model).__name__} does not say which images it takes: use a model from create_model or load_model"
-        )
-    return config
-
-
-def load_model(path: str | Path) -> Model:
-    """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
-    header, tensors = read_weights(Path(path))
-    try:
-        model = build_model(**header.pop("model"))
-    except MspcapsError as error:
-        raise MspcapsError(f"{path}: {error}") from error
-    load_state(model, model.upgrade_state(tensors), Path(path))
-    use_channels_last(model)
-    model.metadata = header
-    return model.eval()
 
 
 def load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
@@ -156,14 +121,3 @@ def check_header(header: dict[str, Any], path: Path) -> None:
         raise MspcapsError(
             f"{path}: the data of the recipe in its header is {recipe['data']!r:.80}, which is not a name"
         )
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
-    if not isinstance(model, nn.Module):
-        raise MspcapsError(f"expected a model, not {model!r:.80}")
-    while inner := model._modules.get("_orig_mod") or (
-        None if hasattr(model, "config") else model._modules.get("module")
-    ):
-        model = inner
-    return model

@@ -1,7 +1,8 @@
-"""Training-mode BatchNorm with ReLU, shortcut and patch average, as few passes over memory as the sums allow.
+"""Operations on feature maps, contiguous [b, h, w, c]: narrow convolutions, and training-mode BatchNorm with ReLU,
+shortcut and patch average in as few passes over memory as the sums allow.
 
-Maps are contiguous [b, h, w, c]. Forward per layer: `statistics` reads the map once, `activate` reads it and writes the
-activation. Backward per layer: `gradient_sums` and `gradient_through_norm`. Each is one launch.
+Forward per layer: `normalised`, with a pass for the sums unless the convolution took them on its way. Backward per
+layer: `gradient_sums` and `gradient_through_norm`.
 """
 
 from dataclasses import dataclass
@@ -9,10 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mspcaps.kernels import power_of_two
-
 CHANNELS = 64  # of a block in the kernels that sum over rows: 128 bytes of bf16, one cache line
+MAX_NARROW_CHANNELS = 96  # of a convolution of ours; cuDNN is hard to beat beyond
 PROGRAMS = 264  # such programs to aim for: two per multiprocessor of the largest GPUs
+
+
+def power_of_two(n: int) -> int:
+    """The smallest that is not below n: Triton's tiles have such sides."""
+    return 1 << (n - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def normalised(
     sums [2, c] come as zeros, or as those of y - shift and of its square if there is a shift [c]. Fills mean, rstd and
     the unbiased variance [c].
     """
-    from mspcaps.kernels.triton_batchnorm import batch_statistics, normalise, normalise_and_pool
+    from mspcaps.kernels.triton_kernels import batch_statistics, normalise, normalise_and_pool
 
     b, h, w, c = norm.y.shape
     if shift is None:
@@ -105,7 +110,7 @@ class GradSources:
 def gradient_sums(norm: Norm, source: GradSources, products: Tensor, d_beta: Tensor, keep: bool) -> GradSources:
     """Adds to d_beta and to products = sum of g (y - mean). With `keep` the summed and masked gradient is written (over
     `above` where there is one) and returned as the only source: the passes after this one read one map, not three."""
-    from mspcaps.kernels.triton_batchnorm import gradient_sums as kernel
+    from mspcaps.kernels.triton_kernels import gradient_sums as kernel
 
     _, h, w, c = norm.y.shape
     grid, blocks = summing_grid(norm.rows, c)
@@ -121,7 +126,7 @@ def gradient_through_norm(
     norm: Norm, source: GradSources, products: Tensor, d_gamma: Tensor, d_beta: Tensor, in_place: bool
 ) -> Tensor:
     """-> the gradient of y, and fills d_gamma; `in_place`: written over `above`, which nobody needs any more."""
-    from mspcaps.kernels.triton_batchnorm import gradient_through_norm as kernel
+    from mspcaps.kernels.triton_kernels import gradient_through_norm as kernel
 
     _, h, w, c = norm.y.shape
     dy = source.above if in_place and source.above is not None else torch.empty_like(norm.y)
@@ -136,7 +141,7 @@ def gradient_through_norm(
 def image_patches(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """x [b, c, h, w], weight [o, c, 3, 3] -> 3x3 patches [b, h w, k] and the weight [o, k] with the same columns:
     9 c of them and zeros up to a multiple of 8, which is what tensor cores take."""
-    from mspcaps.kernels.triton_batchnorm import image_patches as kernel
+    from mspcaps.kernels.triton_kernels import image_patches as kernel
 
     b, c, h, w = x.shape
     k, o = -(-9 * c // 8) * 8, weight.shape[0]
@@ -150,3 +155,37 @@ def image_patches(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         H=h, W=w, CIN=c, COUT=o, K=k, RB=rb, KB=kb, num_warps=4,
     )  # fmt: skip
     return patches, padded
+
+
+def narrow(weight: Tensor) -> bool:
+    """Whether a convolution [o, c, 3, 3] is one of ours: tensor cores want 16 channels on every side."""
+    return min(weight.shape[:2]) >= 16 and max(weight.shape[:2]) <= MAX_NARROW_CHANNELS
+
+
+def narrow_conv(
+    x: Tensor, weight: Tensor, stride: int, shift: Tensor | None = None, sums: Tensor | None = None
+) -> Tensor:
+    """x [b, h, w, c], weight [o, c, 3, 3] in channels_last -> [b, ho, wo, o], padding 1.
+
+    With `shift` [o] and `sums` [2, o] adds sum (y - shift) and sum (y - shift)^2 over the pixels.
+    """
+    from mspcaps.kernels.triton_kernels import conv3x3
+
+    b, h, w, c = x.shape
+    o, ho, wo = len(weight), -(-h // stride), -(-w // stride)
+    y = x.new_empty(b, ho, wo, o)
+    rows = b * ho * wo
+    bm = 128 if rows >= 128 * 264 else 64
+    bn, bk = tile(o), min(64, tile(c))
+    counted = (shift, *sums) if sums is not None else (None, None, None)
+    conv3x3[(-(-rows // bm), 1)](
+        x, weight.permute(0, 2, 3, 1).contiguous(), y, *counted, rows,
+        H=h, W=w, HO=ho, WO=wo, C=c, COUT=o, STRIDE=stride, SUMS=sums is not None,
+        WIDE=x.dtype == torch.float32 or not x.is_cuda,
+        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn >= 16384 else 4, num_stages=3,
+    )  # fmt: skip
+    return y
+
+
+def tile(channels: int) -> int:
+    return max(16, power_of_two(channels))
