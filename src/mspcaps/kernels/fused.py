@@ -1,7 +1,7 @@
 """`fuse(model)`: what a training step on a GPU runs in the place of the model.
 
-The model itself stays the definition. Its twin is made of the same modules, parameters and buffers, but for parts that we know
-and about which nothing is unusual (no hook, no pruning, no frozen statistics): there our kernels compute the same.
+The model stays the definition. Its twin is made of the same modules, parameters and buffers, except where we know
+a part and nothing about it is unusual (no hook, no pruning, no frozen statistics): there our kernels compute the same.
 """
 
 import copy

@@ -254,7 +254,7 @@ def conv3x3(
 
 
 # PatchifyCaps after its pooling. A program owns RB rows of [b n, ...], capsules of one scale; c is walked over in
-# chunks of CB, d is padded to DP. Products take their operands in the precision of x and add up in fp32, all else is fp32.
+# chunks of CB, d is padded to DP. Products take operands in the precision of x and add up in fp32, the rest is fp32.
 
 
 @triton.jit

@@ -53,6 +53,12 @@ class LinearHead(Model):
     def tensor_places(self) -> dict[str, Any]:
         return {"head.weight": self.grids}
 
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w] and average.i [b, n, c] of every scale."""
+        maps = self.backbone(self.normalize(x))
+        named = {f"map.{i}": f for i, f in enumerate(maps)}
+        return named | {f"average.{i}": u for i, u in enumerate(self.patchify(maps))}
+
     def get_classifier(self) -> nn.Module:
         return self.head
 

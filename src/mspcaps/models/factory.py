@@ -9,8 +9,8 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import use_channels_last
-from mspcaps.models.model import Model
-from mspcaps.models.registry import ImageSize, build_model, check_name, registered_models
+from mspcaps.models.model import ImageSize, Model
+from mspcaps.models.registry import build_model, check_name, registered_models
 from mspcaps.models.shipped import default_weights, find_weights, list_pretrained, weights_path
 from mspcaps.models.transfer import transfer
 from mspcaps.models.weights_file import load_state, read_weights

@@ -104,6 +104,8 @@ def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
     """A block of a backbone; with checkpointing nothing inside it is kept for the backward pass."""
     if not (checkpointing and block.training):
         return block(x)
+    if torch.compiler.is_compiling():  # a compiled graph changes buffers in its forward half only
+        return checkpoint(block, x, use_reentrant=False)
     first_and_second = lambda: (contextlib.nullcontext(), fixed_statistics(block))  # noqa: E731
     return checkpoint(block, x, use_reentrant=False, context_fn=first_and_second)
 

@@ -1,8 +1,10 @@
 """The contract: what a family declares, and all that the rest of the library knows about a model."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -14,17 +16,58 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import Normalize
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # see Model.criterion
+ImageSize = int | tuple[int, int]
+MAX_SIZE = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is built for; `create_model` has checked it."""
+    """What a model is built for; `make_task` has checked it."""
 
     num_classes: int
     in_chans: int
     img_size: tuple[int, int]  # height, width
     mean: tuple[float, ...]  # per channel: the normalisation inside the model
     std: tuple[float, ...]
+
+
+TASK = tuple(entry.name for entry in fields(Task))
+
+
+def make_task(
+    name: str, num_classes: int, in_chans: int, img_size: ImageSize, mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Task:  # fmt: skip
+    """Of whole numbers of a sensible size, with one mean and deviation per channel; anything else is refused."""
+    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
+        raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
+    size = int(sides[0]), int(sides[1])
+    for what, value in (("num_classes", num_classes), ("in_chans", in_chans), ("img_size", max(size))):
+        if isinstance(value, Integral) and value >= MAX_SIZE:
+            raise MspcapsError(f"{what} is {value}, but must be less than {MAX_SIZE}")
+    for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
+        if not isinstance(value, Integral):
+            raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
+        if value < least:
+            raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
+    num_classes, in_chans = int(num_classes), int(in_chans)
+    try:
+        means = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
+        deviations = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
+    except (TypeError, ValueError) as error:
+        raise MspcapsError(
+            f"mean and std must be lists of numbers, one per channel, not {mean!r} and {std!r}"
+        ) from error
+    if not all(map(math.isfinite, (*means, *deviations))):
+        raise MspcapsError(f"mean and std must be finite, not {means} and {deviations}")
+    if min(deviations, default=0) < 0:
+        raise MspcapsError(f"std is {deviations}, but a deviation cannot be negative")
+    if len(means) != in_chans or len(deviations) != in_chans:
+        raise MspcapsError(
+            f"mean and std need one value per channel: got {len(means)} and {len(deviations)} for {in_chans}"
+        )
+    return Task(num_classes, in_chans, size, means, deviations)
 
 
 class Model(nn.Module, ABC):
@@ -42,7 +85,7 @@ class Model(nn.Module, ABC):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.num_classes, self.in_chans, self.img_size = task.num_classes, task.in_chans, task.img_size
-        self.config = {entry.name: getattr(task, entry.name) for entry in fields(task)}
+        self.config = {name: getattr(task, name) for name in TASK}
         self.metadata = {}
         self.normalize = Normalize(task.mean, task.std, task.img_size)
         self.grad_checkpointing = False
@@ -106,9 +149,11 @@ class Model(nn.Module, ABC):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for other classes, on the device and in the precision of the old one."""
+        task = {name: self.config[name] for name in TASK} | {"num_classes": num_classes}
+        num_classes = make_task(self.config["name"], **task).num_classes
         old = next(self.get_classifier().parameters())
         self.new_classifier(num_classes)
-        self.get_classifier().to(old.device, old.dtype)
+        self.get_classifier().to(old.device, old.dtype).train(self.training)
         self.num_classes = num_classes
         self.config = self.config | {"num_classes": num_classes}
         self.metadata = {key: value for key, value in self.metadata.items() if key != "classes"}

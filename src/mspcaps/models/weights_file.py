@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.files import check_readable, write_atomically
-from mspcaps.models.model import config_of
-from mspcaps.models.registry import TASK, model_options, registered_models
+from mspcaps.models.model import TASK, config_of
+from mspcaps.models.registry import model_options, registered_models
 
 OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that tell the protocol of pickle
 
