@@ -14,8 +14,7 @@ import tyro
 from torch import Tensor
 
 from mspcaps.evaluation import load_for
-from mspcaps.explanation.blocks import run_routing
-from mspcaps.explanation.explanation import Explanation, explain
+from mspcaps.explanation import Explanation, explain
 from mspcaps.explanation.faithfulness import (
     SETTINGS,
     Setting,
@@ -26,7 +25,7 @@ from mspcaps.explanation.faithfulness import (
     origin,
     ranks,
 )
-from mspcaps.explanation.heat import effects
+from mspcaps.explanation.heat import effects, evidence
 from mspcaps.files import write_json
 from mspcaps.models import load_model
 
@@ -50,8 +49,8 @@ def slopes(found: Explanation, ends: list[Tensor], others: list[Tensor], labels:
     for a in (torch.arange(STEPS) + 0.5) / STEPS:
         points = [(o + a * (e - o)).detach().requires_grad_() for e, o in zip(ends, others, strict=True)]
         with torch.enable_grad():
-            u = found.model.forward_primary(points[0]) if image else points
-            norms = run_routing(list(found.model.routing), u)[-1].norms
+            scores = found.model(points[0]) if image else found.model.forward_head(points)
+            norms = evidence(found.model, scores)
             steps.append(torch.autograd.grad(norms.gather(1, labels[:, None]).sum(), points))
     return [torch.stack(one) for one in zip(*steps, strict=True)]
 
@@ -60,7 +59,7 @@ def by_slopes(found: Explanation, labels: Tensor) -> dict[str, Tensor]:
     """The maps that are made of gradients, [b, H, W] each."""
     model, x, blank = found.model, found.images, found.model.normalize.mean
     with torch.no_grad():
-        u, u0 = model.forward_primary(x), model.forward_primary(blank.expand_as(x[:1]))
+        u, u0 = model.forward_features(x), model.forward_primary(blank.expand_as(x[:1]))
     parts = [
         scale.spread((slope.mean(0) * (own - other)).sum(-1))
         for scale, slope, own, other in zip(found.scales, slopes(found, u, u0, labels, False), u, u0, strict=True)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from mspcaps.app import ModelStore
-from mspcaps.app.page import start
+from mspcaps.app.server import start
 from mspcaps.files import write_atomically
 
 DOCS = Path(__file__).parent

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.explanation.explanation import Explanation, explain, explainable
+from mspcaps.explanation import Explanation, explain
+from mspcaps.explanation.heat import mean_image
 from mspcaps.explanation.named import drops
 from mspcaps.files import sha256_of
 from mspcaps.models import config_of, weights_path
@@ -105,7 +106,7 @@ def maps_of(model: nn.Module, found: Explanation, labels: Tensor) -> dict[str, T
     with torch.enable_grad():
         leaf = found.images.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(model(leaf).gather(1, labels[:, None]).sum(), leaf)
-    difference = found.images - found.model.normalize.mean  # a pixel of the mean colour counts nothing
+    difference = found.images - mean_image(found.model, found.images)  # a pixel of the mean colour counts nothing
     maps = {
         "part_whole": found.heat_map(labels),
         "gradient": gradient.abs().sum(1),
@@ -136,7 +137,8 @@ def measure(
 ) -> dict[str, Any]:
     """Over all images of `data`, for the class the model chooses: "settings", curves and areas of every method, and
     "named", the named patches against random ones. The model is left as it was."""
-    mean = explainable(model).normalize.mean
+    device = next(model.parameters()).device
+    mean = torch.tensor(config_of(model)["mean"], device=device).view(1, -1, 1, 1)
     batches = list(data.images.split(batch_size))
     if len(batches[-1]) == 1 or len(data) < 2:
         raise MspcapsError("the map of another image needs at least two images in every batch")

@@ -1,6 +1,1 @@
-"""Pages and tables for people, every figure in them measured."""
-
-from mspcaps.report.page import Page, write_page
-from mspcaps.report.quickstart import quickstart
-
-__all__ = ["Page", "quickstart", "write_page"]
+"""Tables and pages from a ledger of runs."""

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from mspcaps.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
+from mspcaps.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
 
 EARLY = 0.08  # share of the epochs whose accuracies may lie below the picture: they would flatten all the rest
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.report.svg import nice_ticks
+from mspcaps.pages.charts import nice_ticks
 
 WIDTH, ROW, LEFT, RIGHT, TOP, AXIS, KEY = 750, 44, 240, 28, 14, 32, 26
 STYLE = """
