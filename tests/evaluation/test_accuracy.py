@@ -94,18 +94,18 @@ def test_a_confidence_on_the_edge_of_two_bins_belongs_to_the_lower_one():
 
 
 def test_what_does_not_fit_is_refused(model, data):
-    with pytest.raises(MspcapsError, match="takes images of 1 x 16 x 16"):
+    with pytest.raises(MspcapsError, match="1 x 16 x 16"):
         evaluate(model, data.resized((32, 32)))
-    with pytest.raises(MspcapsError, match="has 10 classes, but more has 11"):
+    with pytest.raises(MspcapsError, match=r"10.*11"):
         evaluate(model, ImageSet(data.images, data.labels, (*data.classes, "hat"), "more"))
-    with pytest.raises(MspcapsError, match="at least 1"):
+    with pytest.raises(MspcapsError, match="batch_size is 0"):
         evaluate(model, data, batch_size=0)
 
 
 def test_another_numbering_of_the_classes_is_refused(data):
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
     model.metadata = {"classes": [data.classes[1], data.classes[0], *data.classes[2:]]}
-    with pytest.raises(MspcapsError, match=f"class 0 is '{data.classes[1]}' for the model and '{data.classes[0]}' in"):
+    with pytest.raises(MspcapsError, match=f"{data.classes[1]}.*{data.classes[0]}"):
         evaluate(model, data)
     model.metadata = {"classes": list(data.classes)}
     assert evaluate(model, data).n == len(data)

@@ -17,8 +17,8 @@ from mspcaps.files import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mspcaps.evaluation import Prediction
     from mspcaps.evaluation.health import BlockHealth
-    from mspcaps.pictures import Prediction
 
 
 def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, train: bool = True) -> None:

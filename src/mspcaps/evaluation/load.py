@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
-from mspcaps.data.folder import Progress, is_picture_folder
+from mspcaps.data.folder import is_picture_folder
 from mspcaps.errors import MspcapsError
+from mspcaps.files import Progress, no_progress
 from mspcaps.models.pretrained import config_of, unwrapped
 
 
@@ -16,7 +17,7 @@ def load_for(
     model: nn.Module,
     name_or_path: str | Path | None = None,
     split: str = "test",
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     option: str = "--data",
 ) -> ImageSet:
     """Load images in the form the model takes; default: the data it was trained on. `model` comes from `load_model`.

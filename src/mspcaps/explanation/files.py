@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mspcaps.data import find_pictures, read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation.explanation import explain, explainable
 from mspcaps.explanation.page import KEY_WITHIN, key_tag, render
 from mspcaps.files import to_utf8, write_atomically
 from mspcaps.models import config_of
-from mspcaps.pictures import picture_files, read_picture
 
 LONGEST = 180  # bytes of a page's name
 
@@ -41,23 +41,23 @@ def write_pages(
     config = config_of(model)
     if config["in_chans"] not in (1, 3):
         raise MspcapsError(f"the model takes images with {config['in_chans']} channels, but pictures have 1 or 3")
-    for item in picture_files(paths):
+    for path, refusal in find_pictures(paths):
         try:
-            if item.error is not None:
-                raise MspcapsError(item.error)
-            pixels = torch.from_numpy(read_picture(item.path, config["img_size"], config["in_chans"]))
+            if refusal is not None:
+                raise MspcapsError(refusal)
+            pixels = torch.from_numpy(read_picture(path, config["img_size"], config["in_chans"]))
         except MspcapsError as error:
-            yield Written(item.path, error=str(error))
+            yield Written(path, error=str(error))
             continue
-        name = shown_name(item.path)
+        name = shown_name(path)
         found = explain(model, pixels[None].float() / 255, partial(progress, name))
         asked = found.number_of(0, label)
-        key = page_key(item.path, label)
-        page = free_page(out, page_name(item.path, label), key)
+        key = page_key(path, label)
+        page = free_page(out, page_name(path, label), key)
         write_atomically(page, render(found, 0, name, seen_by or config["name"], asked, key))
         told = dict.fromkeys((int(found.ranking[0, 0]), asked))  # the winner, and what was asked about
         answer = ", ".join(f"{found.classes[number]} {float(found.lengths[0, number]):.3f}" for number in told)
-        yield Written(item.path, page, answer)
+        yield Written(path, page, answer)
 
 
 def shown_name(picture: Path) -> str:

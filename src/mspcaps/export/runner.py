@@ -3,14 +3,14 @@
 `mspcaps predict model.onnx PICTURE` comes here. Pictures are read by the code that reads them for the model in PyTorch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.predict import Paths, Prediction, classify_pictures
 from mspcaps.export.metadata import INPUT, Metadata, required
-from mspcaps.pictures import Prediction, stream_answers
 
 
 class OnnxModel:
@@ -30,16 +30,14 @@ class OnnxModel:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {INPUT: images})[0]
 
-    def predict(self, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64) -> list[Prediction]:
+    def predict(self, paths: Paths, top: int = 3, batch_size: int = 64) -> list[Prediction]:
         """One prediction per picture, in order; a folder means all pictures below it."""
         return list(self.stream_predictions(paths, top, batch_size))
 
-    def stream_predictions(
-        self, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
-    ) -> Iterator[Prediction]:
+    def stream_predictions(self, paths: Paths, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
         """As `predict`, but the first answers are there while later pictures are still to be read."""
         about = self.metadata
-        return stream_answers(
+        return classify_pictures(
             lambda images: self(as_input(images)), paths, about.img_size, about.channels, about.classes, top, batch_size
         )
 
