@@ -11,7 +11,7 @@ from mspcaps.data import ImageSet
 from mspcaps.data.pictures import read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for, predict
-from mspcaps.evaluation.load import renumbered
+from mspcaps.evaluation.load import renumber
 from mspcaps.models.pretrained import save_weights
 
 
@@ -100,7 +100,7 @@ def test_data_in_the_form_of_the_model(model, sample, tmp_path):
     assert own.images.shape == (6, 1, 16, 16)
     assert sorted(own.classes[label] for label in own.labels) == ["bag"] * 3 + ["coat"] * 3
     with pytest.raises(MspcapsError, match="'hat'"):
-        renumbered(ImageSet(sample.images[:1], torch.zeros(1, dtype=torch.int64), ("hat",), "hats"), ["bag", "coat"])
+        renumber(ImageSet(sample.images[:1], torch.zeros(1, dtype=torch.int64), ("hat",), "hats"), ["bag", "coat"])
 
 
 def test_weights_without_a_recipe_need_a_data_set():

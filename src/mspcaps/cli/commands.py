@@ -139,7 +139,7 @@ def evaluate(
     where = choose_device("cpu" if exported else device)
     with counting() as progress:
         images = load_for(model, data, split, progress)
-        result = run(model, images, batch_size, where, lambda done, total: progress("evaluating", done, total))
+        result = run(model, images, batch_size, where, progress)
     counts = result.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
@@ -155,8 +155,8 @@ def evaluate(
         f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  loss {result.loss:.4f}  "
         f"calibration error {result.ece:.2f} % at a mean confidence of {result.confidence:.2f} %"
     )
-    if found.health:
-        show_health(found.health)
+    if result.health:
+        show_health(result.health)
 
 
 def show_health(health: "Sequence[BlockHealth]") -> None:
