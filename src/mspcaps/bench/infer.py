@@ -12,10 +12,9 @@ from mspcaps.bench.engine import CIFAR10, Task
 from mspcaps.bench.result import environment, yardstick
 from mspcaps.bench.timing import Effort, Timed, quantile, significant, time_interleaved, timed
 from mspcaps.errors import MspcapsError, first_line
-from mspcaps.export.graphs import to_onnx, traced
-from mspcaps.export.metadata import INPUT
+from mspcaps.export.graphs import to_onnx, trace
 from mspcaps.export.model import describe
-from mspcaps.export.runner import open_session
+from mspcaps.export.runner import INPUT, open_session
 from mspcaps.models import summarize
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.setup import working_precision
@@ -162,7 +161,7 @@ def prepare(
             model = Task().model(name)
             try:
                 if form == "onnxruntime":
-                    forward: Forward | OnnxForward = OnnxForward(to_onnx(traced(model), describe(model)))
+                    forward: Forward | OnnxForward = OnnxForward(to_onnx(trace(model), describe(model)))
                 else:
                     forward = Forward(model, form, device)
                 forward.prepare(images(1))

@@ -95,7 +95,7 @@ def evaluate(
             raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     scores = all_scores(model, images, batch_size, progress)
     check_labels(labels, scores.shape[1])
-    with full_precision(next(model.parameters()).device):
+    with full_precision(placement(model)[0]):
         health = measure_health(inner, images, labels)
     predictions, k = scores.argmax(1), scores.shape[1]
     confidences = confidence(scores, "lengths" if scores_are_lengths(inner) else "logits")
@@ -113,6 +113,12 @@ def evaluate(
     )
 
 
+def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where the parameters are; an exported file has none, and takes fp32 on the CPU."""
+    first = next(model.parameters(), None)
+    return (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)
+
+
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """No autocast, and no TF32, which is cuDNN's default on recent GPUs and keeps 10 bits of the 23."""
@@ -123,8 +129,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 @torch.no_grad()
 def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress = no_progress) -> Tensor:
     """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU."""
-    first = next(model.parameters())
-    device, dtype, scores = first.device, first.dtype, []
+    device, dtype = placement(model)
+    scores = []
     with in_eval_mode(model), full_precision(device):
         for start in range(0, len(images), batch_size):
             batch = to_float(images[start : start + batch_size].to(device))
