@@ -28,7 +28,7 @@ from mspcaps.explanation.faithfulness import (
 )
 from mspcaps.explanation.heat import effects
 from mspcaps.files import write_json
-from mspcaps.models.shipped import load_model
+from mspcaps.models import load_model
 
 STEPS = 32
 TITLES = {

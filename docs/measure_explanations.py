@@ -17,7 +17,7 @@ from mspcaps.explanation.faithfulness import SEEDS, SETTINGS, measure, origin
 from mspcaps.explanation.heat import ORDERS
 from mspcaps.explanation.named import DRAWS
 from mspcaps.files import write_json
-from mspcaps.models.shipped import load_model
+from mspcaps.models import load_model
 
 
 def main(

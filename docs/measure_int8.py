@@ -10,7 +10,7 @@ import torch
 
 from mspcaps.bench.int8 import FILE, measure
 from mspcaps.files import write_json
-from mspcaps.models.shipped import list_pretrained
+from mspcaps.models import list_pretrained
 
 RESULTS = Path(__file__).parent.parent / "results" / "export"
 

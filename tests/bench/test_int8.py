@@ -13,8 +13,7 @@ from mspcaps.bench.timing import Effort
 from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model as export
 from mspcaps.files import sha256_of
-from mspcaps.models.pretrained import save_weights
-from mspcaps.models.shipped import list_pretrained, read_card
+from mspcaps.models import list_pretrained, read_card, save_weights
 
 ROOT = Path(__file__).parents[2]
 STORED = json.loads((ROOT / "results" / "export" / FILE).read_text(encoding="utf-8"))

@@ -133,7 +133,7 @@ def test_the_loss_is_the_models_own(data):
 
 def test_a_frozen_norm_stays_frozen_even_if_evaluation_is_stopped(data):
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16).train()
-    model.blocks[0].first.bn.eval()
+    model.backbone.blocks[0].first.bn.eval()
     modes = [module.training for module in model.modules()]
 
     def stop(what: str, done: int, total: int | None) -> None:
@@ -150,7 +150,7 @@ def test_a_model_may_say_whether_its_scores_are_lengths(data):
     found = evaluate(create_model("mspcaps_t_linear_margin", in_chans=1, img_size=16), data)
     assert found.confidence == pytest.approx(100 * confidence(found.scores, "lengths").mean().item())
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
-    model.scores_are_lengths = False  # of a routing whose class capsules go through one more layer
+    model.scores = "logits"  # of a routing whose class capsules go through one more layer
     found = evaluate(model, data)
     assert found.confidence == pytest.approx(100 * confidence(found.scores, "logits").mean().item())
 

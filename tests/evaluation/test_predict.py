@@ -12,7 +12,7 @@ from mspcaps.data.pictures import read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for, predict
 from mspcaps.evaluation.load import renumber
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export import from_pretrained, save_pretrained
 from mspcaps.export.hub import push_to_hub
 from mspcaps.files import sha256_of
-from mspcaps.models.pretrained import save_weights
-from mspcaps.models.shipped import Card
+from mspcaps.models import Card, save_weights
 
 SOURCE = Path(__file__).parents[2] / "src"
 CLASSES = ["disc", "square", "Dreieck ∆"]
@@ -26,7 +25,9 @@ CLASSES = ["disc", "square", "Dreieck ∆"]
 
 def small() -> torch.nn.Module:
     torch.manual_seed(3)
-    model = mspcaps.create_model("mspcaps_t_scale16", 3, in_chans=1, img_size=(16, 20), mean=[0.3], std=[0.2])
+    model = mspcaps.create_model(
+        "mspcaps_t_scale16", num_classes=3, in_chans=1, img_size=(16, 20), mean=[0.3], std=[0.2]
+    )
     model.metadata = {"classes": CLASSES, "recipe": {"data": "pictures"}}
     return model.eval()
 

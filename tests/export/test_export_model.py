@@ -18,7 +18,7 @@ from mspcaps.export import Metadata, export_model, quantize
 from mspcaps.export import model as export_module
 from mspcaps.export.graphs import METADATA_FILE, wrap_errors
 from mspcaps.export.model import check_parity, describe
-from mspcaps.models import register_model, registry, summarize
+from mspcaps.models import Model, Task, create_model, register_model, registry, summarize
 
 REASON = "the extra `onnx` is not installed"
 # One of each kind: other scales, patches, losses and widths are the same graphs with other numbers in them.
@@ -217,22 +217,21 @@ def test_models_that_cannot_be_exported(tmp_path, monkeypatch):
     with pytest.raises(MspcapsError, match="Linear"):
         export_model(torch.nn.Linear(2, 2), tmp_path / "model.pt2")
 
-    class Moody(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(()))
+    class Moody(Model):
+        def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.sum((1, 2, 3)).unsqueeze(1) * self.weight if x.sum() > 0 else -x.flatten(1)[:, :1]
+        def forward_head(self, features: torch.Tensor) -> torch.Tensor:
+            return features[:, :10] if features.sum() > 0 else -features[:, :10]
 
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
     @register_model
-    def moody(**task: object) -> Moody:
-        return Moody()
+    def moody(task: Task) -> Moody:
+        return Moody(task)
 
     with pytest.raises(MspcapsError, match="moody") as told:
-        export_model(registry.create_model("moody"), tmp_path / "model.pt2")
+        export_model(create_model("moody"), tmp_path / "model.pt2")
     assert "\n" not in str(told.value)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(MemoryError):

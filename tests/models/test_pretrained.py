@@ -15,8 +15,8 @@ from mspcaps.data import ImageSet, is_cached
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import evaluate
 from mspcaps.files import sha256_of
+from mspcaps.models import load_model, save_weights
 from mspcaps.models import shipped as weights
-from mspcaps.models.pretrained import load_model, save_weights
 from mspcaps.models.shipped import Card, halved, probe
 from mspcaps.training.ledger import read_entry
 from mspcaps.training.recipe import with_defaults

@@ -93,7 +93,7 @@ def models(
 
 def show_pretrained(pattern: str) -> None:
     """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
-    from mspcaps.models.shipped import list_pretrained, read_card
+    from mspcaps.models import list_pretrained, read_card
 
     cards = [
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
@@ -131,7 +131,7 @@ def evaluate(
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
     from mspcaps.export import load_onnx
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     exported = is_onnx(weights, device)
@@ -210,7 +210,7 @@ def predictions(weights: str, paths: list[Path], top: int, device: str | None) -
 
         return OnnxModel(weights).stream_predictions(paths, top)
     from mspcaps.evaluation import stream_predictions
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)

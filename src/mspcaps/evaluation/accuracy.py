@@ -10,16 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules.losses import check_labels
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
 from mspcaps.files import Progress, no_progress
-from mspcaps.models.layers import in_eval_mode, scores_are_lengths
-from mspcaps.models.pretrained import class_names, unwrapped
-from mspcaps.models.shipped import as_model
+from mspcaps.models import Model, as_model, class_names, unwrapped
+from mspcaps.models.layers import check_labels, in_eval_mode
 
 BINS = 15  # of the calibration error
 
@@ -96,13 +94,13 @@ def evaluate(
     scores = all_scores(model, images, batch_size, progress)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
-        health = measure_health(inner, images, labels)
+        health = measure_health(inner, images, labels) if isinstance(inner, Model) else ()
     predictions, k = scores.argmax(1), scores.shape[1]
-    confidences = confidence(scores, "lengths" if scores_are_lengths(inner) else "logits")
+    confidences = confidence(scores, getattr(inner, "scores", "logits"))
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(labels),
-        loss=inner.loss(scores, labels).item() if hasattr(inner, "loss") else math.nan,  # type: ignore[operator]
+        loss=inner.criterion(scores, labels).item() if hasattr(inner, "criterion") else math.nan,  # type: ignore[operator]
         confidence=100 * confidences.mean().item(),
         ece=100 * calibration_error(confidences, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),

@@ -10,7 +10,7 @@ from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
 from mspcaps.data.folder import is_picture_folder
 from mspcaps.errors import MspcapsError
 from mspcaps.files import Progress, no_progress
-from mspcaps.models.pretrained import config_of, unwrapped
+from mspcaps.models import config_of, unwrapped
 
 
 def load_for(

@@ -45,8 +45,7 @@ def stream_predictions(
     import torch
 
     from mspcaps.evaluation.accuracy import all_scores
-    from mspcaps.models.pretrained import class_names, config_of
-    from mspcaps.models.shipped import as_model
+    from mspcaps.models import as_model, class_names, config_of
 
     module = as_model(model)
     config, classes = config_of(module), class_names(module)

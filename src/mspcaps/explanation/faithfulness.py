@@ -24,9 +24,8 @@ from mspcaps.errors import MspcapsError
 from mspcaps.explanation.explanation import Explanation, explain, explainable
 from mspcaps.explanation.named import drops
 from mspcaps.files import sha256_of
-from mspcaps.models import config_of
+from mspcaps.models import config_of, weights_path
 from mspcaps.models.layers import in_eval_mode
-from mspcaps.models.shipped import weights_path
 from mspcaps.training.ledger import device_name, git_commit, software
 
 SEEDS = (0, 1, 2)  # of the random orders

@@ -14,10 +14,7 @@ from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_on
 from mspcaps.export.quantize import Agreement, load_calibration, quantize
 from mspcaps.export.runner import Metadata, OnnxModel, require
 from mspcaps.files import Progress, no_progress, sha256_of, write_atomically
-from mspcaps.models import Model, create_model
-from mspcaps.models.layers import scores_are_lengths
-from mspcaps.models.pretrained import class_names, config_of, unwrapped
-from mspcaps.models.shipped import as_model, weights_path
+from mspcaps.models import as_model, class_names, config_of, create_model, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -69,16 +66,17 @@ def export_model(
     return Exported(path, len(content), metadata, differences, agreement)
 
 
-class OnnxModule(Model):
+class OnnxModule(nn.Module):
     """An exported file as a module on the CPU. It has scores only: no parameters, no couplings."""
 
     def __init__(self, file: OnnxModel) -> None:
         super().__init__()
         task = file.metadata
         with torch.device("meta"):  # for what the file does not say
-            model = create_model(task.model, len(task.classes), in_chans=task.channels, img_size=task.img_size)
-        self.file, self.config, self.loss = file, model.config, model.loss
-        self.scores_are_lengths = scores_are_lengths(model)
+            model = create_model(
+                task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
+            )
+        self.file, self.config, self.scores, self.criterion = file, model.config, model.scores, model.criterion
         recipe = {"recipe": {"data": task.data}} if task.data else {}
         self.metadata = {"classes": list(task.classes), **recipe}
 
@@ -86,7 +84,7 @@ class OnnxModule(Model):
         return torch.from_numpy(self.file(x.numpy()))
 
 
-def load_onnx(path: str | Path) -> Model:
+def load_onnx(path: str | Path) -> OnnxModule:
     """An exported ONNX file as a module, for `evaluate`."""
     return OnnxModule(OnnxModel(path)).eval()
 

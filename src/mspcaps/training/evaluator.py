@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
+from mspcaps.models import Model
 from mspcaps.training.loader import WORKERS
 from mspcaps.training.step import Form, captured, compiled
 
@@ -26,7 +27,7 @@ class Evaluator:
     """`accuracy()` in percent of the test set, then `health()`. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
-        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, form: Form,
+        self, model: Model, data: ImageSet | FolderImages, device: torch.device, form: Form,
         autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
@@ -69,9 +70,8 @@ class Evaluator:
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
-            if hasattr(self.model, "routing_state"):
-                for images, labels in self.looked_at:
-                    self.meter.add(images.float() / 255, labels)
+            for images, labels in self.looked_at:
+                self.meter.add(images.float() / 255, labels)
         self.model.train()
 
     def accuracy(self) -> float:
