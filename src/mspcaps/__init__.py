@@ -1,53 +1,47 @@
 """A library for capsule networks, built around MSPCaps."""
 
-import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mspcaps.lazy import lazy_attributes
+
 if TYPE_CHECKING:
     from mspcaps.data import load_dataset
-    from mspcaps.evaluation import evaluate
-    from mspcaps.evaluation.predict import predict
+    from mspcaps.evaluation import evaluate, predict
     from mspcaps.explanation import explain
-    from mspcaps.export import from_pretrained, push_to_hub, save_pretrained
+    from mspcaps.export import export_model, from_pretrained, push_to_hub, save_pretrained
     from mspcaps.models import create_model, list_models, list_pretrained, load_model
-    from mspcaps.training import Recipe, Result
+    from mspcaps.training import Recipe, Result, load_recipe
 
 __all__ = [
-    "create_model", "evaluate", "explain", "from_pretrained", "list_models", "list_pretrained", "load_dataset",
-    "load_model", "predict", "push_to_hub", "save_pretrained", "train",
+    "create_model", "evaluate", "explain", "export_model", "from_pretrained", "list_models", "list_pretrained",
+    "load_dataset", "load_model", "load_recipe", "predict", "push_to_hub", "save_pretrained", "train",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
-# Loaded at first use: `import mspcaps` itself does not even import torch.
+# `import mspcaps` alone does not even import torch.
 _HOMES = {
-    "create_model": "mspcaps.models",
-    "evaluate": "mspcaps.evaluation",
-    "explain": "mspcaps.explanation",
-    "from_pretrained": "mspcaps.export",
-    "list_models": "mspcaps.models",
-    "list_pretrained": "mspcaps.models",
-    "load_dataset": "mspcaps.data",
-    "load_model": "mspcaps.models",
-    "predict": "mspcaps.evaluation",
-    "push_to_hub": "mspcaps.export",
-    "save_pretrained": "mspcaps.export",
+    "create_model": "models",
+    "evaluate": "evaluation",
+    "explain": "explanation",
+    "export_model": "export",
+    "from_pretrained": "export",
+    "list_models": "models",
+    "list_pretrained": "models",
+    "load_dataset": "data",
+    "load_model": "models",
+    "load_recipe": "training",
+    "predict": "evaluation",
+    "push_to_hub": "export",
+    "save_pretrained": "export",
+    **dict.fromkeys(("capsules", "data", "errors", "evaluation", "export", "models", "training"), ""),
 }
-_ROOMS = ("capsules", "data", "errors", "evaluation", "export", "models", "pictures", "training")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:  # whether or not anything has imported it before
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
+__getattr__ = lazy_attributes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS, "__version__"])
+    return sorted({*__all__, *_HOMES, "__version__"})
 
 
 def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> None:

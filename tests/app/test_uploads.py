@@ -20,9 +20,9 @@ from mspcaps.app.uploads import (
     accept,
     decode_picture,
 )
+from mspcaps.data.pictures import read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.pages import image_url
-from mspcaps.pictures import read_picture
 
 
 def opened(text: str) -> Image.Image:

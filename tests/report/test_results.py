@@ -583,7 +583,7 @@ def test_the_figures_of_speed_are_those_of_the_benchmarks(published):
 
 def test_notes_on_speed_are_sentences_and_name_the_device_as_it_is():
     for result in read_benchmarks(ROOT / "results"):
-        _, notes = tables.shown(result)
+        _, notes = tables.result_tables(result)
         assert all(note.removeprefix("* ")[0] in "“" + string.ascii_uppercase and note.endswith(".") for note in notes)
         assert any(note.startswith(f"Device: {result['environment']['device']}; torch") for note in notes)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mspcaps.data import read_header, read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.pages import PREFIX, image_url
-from mspcaps.pictures import read_form, read_picture
 
 MAX_UPLOAD_BYTES = 8 << 20
 MAX_UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
@@ -27,7 +27,7 @@ MAX_TEXT_PIXELS = 1 << 18
 def accept(data: bytes) -> str:
     """An uploaded file -> the picture as a data URL, upright and at most MAX_SIDE wide and high."""
     with picture_file(data, MAX_UPLOAD_BYTES, MAX_UPLOAD_PIXELS) as path:
-        (height, width), grey = read_form(path)
+        (height, width), grey = read_header(path)
         scale = min(1.0, MAX_SIDE / max(height, width))
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
         return image_url(read_picture(path, size, 1 if grey else 3))
@@ -63,7 +63,7 @@ def picture_file(data: bytes, max_bytes: int, max_pixels: int) -> Iterator[Path]
         path = Path(folder) / "picture"
         path.write_bytes(data)
         try:
-            height, width = read_form(path)[0]
+            height, width = read_header(path)[0]
             if height * width > max_pixels:
                 raise MspcapsError(
                     f"the picture has {width:,} x {height:,} pixels, but the limit is {max_pixels:,} in total"

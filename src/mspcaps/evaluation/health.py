@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState
+from mspcaps.data.imageset import to_float
 from mspcaps.models import Model
 from mspcaps.models.layers import in_eval_mode
 
@@ -172,7 +173,7 @@ def in_chunks(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockHealth, ...]:
-    """images uint8 [n, c, h, w], labels [n], on any device -> the health of every routing block, in order."""
+    """images [n, c, h, w], uint8 or floats in [0, 1], labels [n], on any device -> the health of each block."""
     first = next(model.parameters(), None)
     if first is None:
         return ()
@@ -180,7 +181,7 @@ def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockH
     meter = HealthMeter(model)
     with in_eval_mode(model):
         for x, y in in_chunks(images[index], labels[index.to(labels.device)]):
-            meter.add((x.to(first.device).float() / 255).to(first.dtype), y.to(first.device))
+            meter.add(to_float(x.to(first.device)).to(first.dtype), y.to(first.device))
     return meter.read()
 
 

@@ -81,7 +81,7 @@ def summary(found: Evaluation) -> str:
 
 def choose_right(found: Evaluation) -> list[int]:
     """For each class the correctly classified image of median confidence."""
-    sure, chosen = confidence(found.scores, True), []
+    sure, chosen = confidence(found.scores, "lengths"), []
     for label in range(len(found.classes)):
         members = ((found.labels == label) & (found.predictions == label)).nonzero().flatten()
         if len(members):
@@ -92,7 +92,7 @@ def choose_right(found: Evaluation) -> list[int]:
 
 def choose_wrong(found: Evaluation) -> list[int]:
     """The surest mistakes, at most one per pair of classes."""
-    sure = confidence(found.scores, True)
+    sure = confidence(found.scores, "lengths")
     members = (found.labels != found.predictions).nonzero().flatten()
     chosen: dict[tuple[int, int], int] = {}
     for index in members[sure[members].argsort(descending=True)].tolist():

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
+from mspcaps.data import find_pictures, read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation.analysis import explain
 from mspcaps.explanation.view import render_page
 from mspcaps.files import to_utf8, write_atomically
 from mspcaps.models import Model, config_of
-from mspcaps.pictures import picture_files, read_picture
 
 MAX_NAME = 180  # bytes of a page's name
 KEY_WITHIN = 1000  # bytes of a page, from its beginning, that hold its key
@@ -40,7 +40,7 @@ def write_pages(
     config = config_of(model)
     if config["in_chans"] not in (1, 3):
         raise MspcapsError(f"the model takes images with {config['in_chans']} channels, but pictures have 1 or 3")
-    for path, refusal in ((item.path, item.error) for item in picture_files(paths)):
+    for path, refusal in find_pictures(paths):
         try:
             if refusal is not None:
                 raise MspcapsError(refusal)

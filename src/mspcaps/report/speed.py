@@ -103,7 +103,7 @@ def render_speed(results: Path, report: Report) -> str:
     for result in measured:
         what = "Training" if result["what"] == "train" else "Inference"
         parts += ["", f"## {what}: `{result['model']}` on {result['environment']['device']}"]
-        found, notes = tables.shown(result)
+        found, notes = tables.result_tables(result)
         for heads, rows in found:
             parts += ["", *grid(heads, rows, right=range(1, len(heads)))]
         parts += ["", *(f"- {note}" for note in map(escaped, notes))]

@@ -1,10 +1,13 @@
-"""Single picture files, opened with care: the header is judged before any pixel is decoded."""
+"""Reading picture files safely: the header is checked before any pixel is decoded.
+
+Nothing here imports torch: an exported model classifies pictures with numpy and onnxruntime alone.
+"""
 
 import os
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,11 +18,11 @@ from mspcaps.errors import MspcapsError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif"))
-PIXEL_LIMIT = 1 << 26  # 64 megapixels; a header may promise more than any memory holds
-ENOUGH = 4  # times the size that is asked for: what is decoded of a large photograph; resizing evens out the rest
+MAX_PIXELS = 1 << 26  # 64 megapixels; a header may promise more than any memory holds
+MAX_DECODE_SCALE = 4  # a large photograph is decoded at about this many times the wanted size, then resized
 _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"))
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF tag and values
-# what Pillow raises on damaged pictures, found by feeding it tens of thousands of them
+# what Pillow raises on damaged pictures: collected by feeding it tens of thousands of them
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
@@ -27,37 +30,55 @@ _BROKEN = (
 
 
 def pictures_below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[str]:
-    """Paths of the files that are called like pictures, in any order; neither hidden files nor linked folders."""
+    """Paths of the files with the suffix of a picture, in any order; hidden files and linked folders are left out."""
     for place, _, files in os.walk(folder, onerror=onerror):
         for file in files:
             if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
                 yield os.path.join(place, file)
 
 
+def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | None]]:
+    """Each file as named and, sorted, all pictures below each folder; with an error message where there is nothing to
+    read."""
+    for path in map(Path, paths):
+        path = path.expanduser()
+        if not os.path.isdir(path):  # unlike the method of Path, this never raises
+            yield path, None
+            continue
+        errors: list[OSError] = []
+        pictures = sorted(map(Path, pictures_below(path, onerror=errors.append)))
+        for error in errors:
+            yield Path(error.filename), f"cannot read {error.filename}: {error.strerror}"
+        if not pictures and not errors:
+            yield path, f"{path} holds no PNG, JPEG, BMP, WebP or GIF picture"
+        for picture in pictures:
+            yield picture, None
+
+
 def open_picture(path: Path) -> Image.Image:
-    """A picture of which only the header has been read; the caller closes it."""
-    if os.path.exists(path) and not os.path.isfile(path):  # these raise nothing, unlike the methods
+    """Open a picture and read its header only; the caller closes it."""
+    if os.path.exists(path) and not os.path.isfile(path):  # unlike the methods of Path, these never raise
         raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # judged below, with a lower limit
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # checked below, with a lower limit
             picture = Image.open(path, formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise MspcapsError(f"{path} is refused: it claims more than {PIXEL_LIMIT} pixels") from error
+        raise MspcapsError(f"{path} is refused: it claims more than {MAX_PIXELS} pixels") from error
     except UnidentifiedImageError as error:
         raise MspcapsError(f"cannot read {path}: it is not a PNG, JPEG, BMP, WebP or GIF picture") from error
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
     width, height = picture.size
-    if width * height > PIXEL_LIMIT or width * height == 0:
+    if width * height > MAX_PIXELS or width * height == 0:
         picture.close()
         raise MspcapsError(
-            f"{path} is refused: it claims {width}x{height} pixels, but the limit is {PIXEL_LIMIT} in total"
+            f"{path} is refused: it claims {width}x{height} pixels, but the limit is {MAX_PIXELS} in total"
         )
     return picture
 
 
-def read_form(path: Path) -> tuple[tuple[int, int], bool]:
+def read_header(path: Path) -> tuple[tuple[int, int], bool]:
     """Upright size (height, width) and whether the picture is grey, from its header alone."""
     with open_picture(path) as picture:
         try:
@@ -85,13 +106,13 @@ def read_pixels(path: Path, channels: int) -> np.ndarray:
 def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
     """One picture as uint8 [channels, *size], upright, white where transparent, stretched to size (height, width).
 
-    `source` is a file, or a picture of Pillow, which is left as it was.
+    `source` is a file or an open Pillow image, which is not changed.
     """
     with nullcontext(source) if isinstance(source, Image.Image) else open_picture(source) as picture:
         try:
             if picture is not source:
-                # a large photograph: JPEG gives its blocks at 1/2, 1/4 or 1/8 as well, in a fraction of time and memory
-                picture.draft(picture.mode, (ENOUGH * max(size), ENOUGH * max(size)))
+                # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time and memory
+                picture.draft(picture.mode, (MAX_DECODE_SCALE * max(size), MAX_DECODE_SCALE * max(size)))
             upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
             if upright.size != (size[1], size[0]):
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
@@ -103,7 +124,7 @@ def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: in
 
 
 def _flatten(picture: Image.Image) -> Image.Image:
-    """Pillow clips 16-bit greys and keeps the hidden colour of transparent pixels; this scales and covers instead."""
+    """Scale 16-bit greys to 8 bits, which Pillow would clip, and put white behind transparent pixels."""
     if picture.mode.startswith("I"):
         return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
     if picture.has_transparency_data:
