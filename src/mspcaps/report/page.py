@@ -9,7 +9,7 @@ from mspcaps.data import ImageSet
 from mspcaps.evaluation import Evaluation, confidence
 from mspcaps.files import write_atomically
 from mspcaps.pages import image_url, skeleton, stylesheet
-from mspcaps.report.svg import confusion_chart, line_chart, smoothed
+from mspcaps.pages.charts import confusion_chart, line_chart, smoothed
 from mspcaps.training import Epoch
 
 SHOWN_LENGTHS = 4  # of the class capsules, per example
