@@ -1,6 +1,5 @@
 """The pages and blocks that are made of results/: templates filled with figures, and the tables in them."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,16 +9,23 @@ import jinja2
 
 from mspcaps.bench import tables as bench_tables
 from mspcaps.errors import MspcapsError
-from mspcaps.files import format_bytes, split_at_markers
+from mspcaps.files import split_at_markers
 from mspcaps.pages.grid import grid
 from mspcaps.report.runs import Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper
 from reproduction.dots import dot_chart
 from reproduction.significance import signed
-from reproduction.studies.faithfulness import METHODS
-from reproduction.studies.int8 import BATCHES, FORMS
-from reproduction.studies.named_patches import NAMES
+from reproduction.study_tables import (
+    candidates_table,
+    figures,
+    int8_table,
+    judge,
+    methods_table,
+    named_table,
+    read_explanations,
+    read_json,
+)
 from reproduction.tables import NEAR, Report, Row, Table, Trial, binomial_error, quoted_cells, read_report, trials_of
 
 ROOT = Path(__file__).parent.parent
@@ -239,87 +245,3 @@ def fastest(benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Training on the first of the GPUs."""
     trained = [r for r in benchmarks if r["what"] == "train" and "CPU" not in r["environment"]["device"]]
     return [r for r in trained if r["environment"]["device"] == trained[0]["environment"]["device"]]
-
-
-# Faithfulness and int8
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MspcapsError(f"{path} cannot be read: {error}") from error
-
-
-def read_explanations(results: Path) -> list[dict[str, Any]]:
-    """In the order of their names; those that compare ways to make the map come with `candidates`."""
-    found = []
-    for path in sorted((results / "explanation").glob("*.json")):
-        entry = read_json(path)
-        chosen = path.name.startswith("candidates-")
-        for setting in entry.get("settings") or [{}]:
-            missing = {"candidates"} - set(setting) if chosen else set(METHODS) - set(setting.get("methods", ()))
-            if missing:
-                raise MspcapsError(f"{path} is not a measurement of explanations")
-        found.append(entry | {"candidates": chosen})
-    return found
-
-
-def named_table(groups: Mapping[str, Any]) -> str:
-    """By how much the score drops, and the paired difference to random patches."""
-    rows = []
-    for group, title in NAMES.items():
-        if group in groups:
-            own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
-            word = "more" if difference > 2 * error else "less" if difference < -2 * error else "no clear difference"
-            rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(difference, error), word))
-    return lines(("patches", "score drops by", "random patches", "difference", "verdict"), rows, (1, 2, 3))
-
-
-ORDER_HEADS = ("order of the cells", "deletion (lower is better)", "insertion (higher is better)")
-
-
-def candidates_table(candidates: Mapping[str, Any]) -> str:
-    rows = [
-        (
-            row["title"].replace("|", "&#124;"),
-            *(f"{row[w]['auc'][0]:.3f} ({figures(*row[w]['less_gradient'])})" for w in ("deletion", "insertion")),
-        )
-        for row in candidates.values()
-    ]
-    return lines(ORDER_HEADS, rows, (1, 2))
-
-
-def methods_table(methods: Mapping[str, Any]) -> str:
-    rows = []
-    for name, title in METHODS.items():
-        found = [methods[name][way] for way in ("deletion", "insertion")]
-        beats = ["" if name == "random" else f" ({f['better_than_random']:.0f} %)" for f in found]
-        areas = [f"{f['auc'][0]:.3f} ± {f['auc'][1]:.3f}{b}" for f, b in zip(found, beats, strict=True)]
-        rows.append((title, *areas))
-    return lines(ORDER_HEADS, rows, (1, 2))
-
-
-def judge(way: str, difference_and_error: Sequence[float]) -> str:
-    """No verdict within two standard errors."""
-    difference, error = difference_and_error
-    gain = -difference if way == "deletion" else difference
-    return "better than" if gain > 2 * error else "worse than" if gain < -2 * error else "not clearly different from"
-
-
-def figures(difference: float, error: float) -> str:
-    return f"{difference:+.3f} ± {error:.3f}".replace("-", "−")
-
-
-def int8_table(result: Mapping[str, Any]) -> str:
-    """Milliseconds stay in the store: a busy machine changes them more than their ratio."""
-    heads = ("weights", "file, fp32", "int8", "accuracy, fp32", "int8", *(f"time at batch {b}" for b in BATCHES))
-    rows = []
-    for name, found in result["weights"].items():
-        times = [found["ms_per_image"][str(batch)]["ratio"] for batch in BATCHES]
-        rows.append((
-            f"`{name}`", *(format_bytes(found["bytes"][form]) for form in FORMS),
-            *(f"{found['accuracy'][form]:.2f} %" for form in FORMS),
-            *(f"{median:.2f} ({low:.2f} to {high:.2f})" for low, median, high in times),
-        ))  # fmt: skip
-    return lines(heads, rows, range(1, len(heads)))

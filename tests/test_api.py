@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.models import load_model, save_weights
 from mspcaps.training import Epoch, Recipe, Result
 
 SAMPLE = mspcaps.load_dataset("fashionmnist_sample", "test", img_size=32).subset(slice(0, 64))

@@ -58,7 +58,7 @@ def draw() -> str:
         box(30, ROWS[0], 92, 70, "image", "3 x 32 x 32"),
     ]
     for i, (y, grid) in enumerate(zip(ROWS, model.grids, strict=True)):
-        block, middle = model.blocks[i], y + 35
+        block, middle = model.backbone.blocks[i], y + 35
         width, side = block.first.conv.out_channels, 32 // 2**i
         parts.append(box(170, y, 150, 70, f"residual block {i + 1}", f"{width} x {side} x {side}"))
         parts.append(box(372, y, 130, 70, "PatchifyCaps", "4 x 4 patches"))

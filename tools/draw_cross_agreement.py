@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from mspcaps import create_model, load_dataset
-from mspcaps.capsules import CrossAgreementRouting
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.grouping import group_fine
-from mspcaps.models.mspcaps import MSPCaps
+from mspcaps.capsules.routing.cross_agreement import group_fine
 from mspcaps.pages import image_url
 
 # Chosen for what they show: the place decides the first parent, is one of several for the second and next to nothing
@@ -61,26 +59,23 @@ class Routed:
 
 @torch.no_grad()
 def routed() -> Routed:
-    model = create_model("mspcaps_t", num_classes=10, in_chans=1, pretrained="fashionmnist").eval()
-    assert isinstance(model, MSPCaps)
-    block = model.routing[0]
-    assert isinstance(block, CrossAgreementRouting)
+    model = create_model("mspcaps_t", pretrained="fashionmnist").eval()
     image = load_dataset("fashionmnist_sample", "test").images[IMAGE : IMAGE + 1]
-    u1, u2, _ = model.forward_primary(image / 255)
-    fine_votes, coarse_votes = block.votes(u1, u2)
-    agreements, _ = block.agreements(u1, u2)
-    j = list(PARENTS)
+    u1, u2, _ = model.forward_features(image / 255)
+    state, j = model.routing_state(image / 255)[0], list(PARENTS)
+    assert state.grids is not None and state.fine_agreements is not None
+    fine_votes, coarse_votes = state.votes
     return Routed(
         image=image[0].numpy(),
-        grid=block.coarse,
-        fine=group_fine(u1, block.fine, block.coarse)[0, PLACE],
+        grid=state.grids[1],
+        fine=group_fine(u1, *state.grids)[0, PLACE],
         coarse=u2[0, PLACE],
         fine_votes=fine_votes[PLACE, 0][:, j],
         coarse_votes=coarse_votes[PLACE, 0, j],
-        agreements=agreements[PLACE, 0][:, j],
-        best=agreements.amax(2)[:, 0, j],
-        couplings=block.couplings(agreements)[:, 0, j],
-        parents=block(u1, u2)[0, j],
+        agreements=state.fine_agreements[PLACE, 0][:, j],
+        best=state.agreements[:, 0, j],
+        couplings=state.couplings[:, 0, j],
+        parents=state.output[0, j],
     )
 
 

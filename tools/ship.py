@@ -17,8 +17,7 @@ from mspcaps.data import CATALOG, ImageSet, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import Evaluation, Progress, evaluate
 from mspcaps.files import sha256_of, write_atomically
-from mspcaps.models import Model
-from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.models import Model, load_model, save_weights
 from mspcaps.models.shipped import SUFFIX, Card, halved, probe, weights_folder
 from mspcaps.training.ledger import device_name, read_entry
 

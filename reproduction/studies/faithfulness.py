@@ -33,22 +33,13 @@ from mspcaps.evaluation import load_for
 from mspcaps.explanation.explanation import Explanation, explain, explainable
 from mspcaps.explanation.heat import ORDERS
 from mspcaps.files import sha256_of, write_json
-from mspcaps.models import config_of
+from mspcaps.models import config_of, load_model, weights_path
 from mspcaps.models.layers import in_eval_mode
-from mspcaps.models.shipped import load_model, weights_path
 from mspcaps.training.ledger import device_name, git_commit, software
 from reproduction.studies.named_patches import DRAWS, drops
+from reproduction.study_tables import METHODS
 
 SEEDS = (0, 1, 2)  # of the random orders
-METHODS = {
-    "part_whole": "part-whole heat map",
-    "gradient": "gradient, absolute",
-    "input_gradient": "input times gradient, absolute",
-    "random": "random order",
-    "part_whole_second": "part-whole heat map of the runner-up",
-    "part_whole_other": "part-whole heat map of another image",
-    "gradient_other": "gradient of another image",
-}
 Progress = Callable[[int, int], None]  # curves done, curves in all
 Score = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> class scores [b, K]
 

@@ -13,12 +13,12 @@ import torch
 import tyro
 from torch import Tensor
 
+from mspcaps.capsules import RoutingState
 from mspcaps.evaluation import load_for
-from mspcaps.explanation.blocks import run_routing
 from mspcaps.explanation.explanation import Explanation, explain
 from mspcaps.explanation.heat import effects
 from mspcaps.files import write_json
-from mspcaps.models.shipped import load_model
+from mspcaps.models import load_model
 from reproduction.studies.faithfulness import (
     SETTINGS,
     Setting,
@@ -44,23 +44,31 @@ TITLES = {
 }
 
 
+def norms(model: Any, u: list[Tensor]) -> Tensor:
+    """Primary capsules of every scale -> |s_j| [b, j]: the lengths of the class capsules before squash."""
+    states: list[RoutingState] = []
+    model.route(u, states)
+    return (states[-1].couplings[..., None] * states[-1].votes[-1]).sum(0).norm(dim=-1)
+
+
 def slopes(found: Explanation, ends: list[Tensor], others: list[Tensor], labels: Tensor, image: bool) -> list[Tensor]:
     """Slopes of |s_j| at STEPS points between two ends, capsules or one image: [steps, ...] for each of them."""
+    model: Any = found.model
     steps: list[tuple[Tensor, ...]] = []
     for a in (torch.arange(STEPS) + 0.5) / STEPS:
         points = [(o + a * (e - o)).detach().requires_grad_() for e, o in zip(ends, others, strict=True)]
         with torch.enable_grad():
-            u = found.model.forward_primary(points[0]) if image else points
-            norms = run_routing(list(found.model.routing), u)[-1].norms
-            steps.append(torch.autograd.grad(norms.gather(1, labels[:, None]).sum(), points))
+            u = model.forward_features(points[0]) if image else points
+            steps.append(torch.autograd.grad(norms(model, u).gather(1, labels[:, None]).sum(), points))
     return [torch.stack(one) for one in zip(*steps, strict=True)]
 
 
 def by_slopes(found: Explanation, labels: Tensor) -> dict[str, Tensor]:
     """The maps that are made of gradients, [b, H, W] each."""
-    model, x, blank = found.model, found.images, found.model.normalize.mean
+    model: Any = found.model
+    x, blank = found.images, model.normalize.mean
     with torch.no_grad():
-        u, u0 = model.forward_primary(x), model.forward_primary(blank.expand_as(x[:1]))
+        u, u0 = model.forward_features(x), model.forward_features(blank.expand_as(x[:1]))
     parts = [
         scale.spread((slope.mean(0) * (own - other)).sum(-1))
         for scale, slope, own, other in zip(found.scales, slopes(found, u, u0, labels, False), u, u0, strict=True)

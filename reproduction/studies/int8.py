@@ -22,11 +22,10 @@ from mspcaps.data import ImageSet
 from mspcaps.evaluation import evaluate, load_for
 from mspcaps.export.model import Exported, export_model, load_onnx
 from mspcaps.files import write_json
-from mspcaps.models.shipped import list_pretrained
+from mspcaps.models import list_pretrained
+from reproduction.study_tables import BATCHES, FORMS
 
 RESULT = Path("results/export/int8.json")
-BATCHES = (1, 32)
-FORMS = ("fp32", "int8")
 CPU = torch.device("cpu")
 EFFORT = Effort(repeats=41, seconds=0.2)  # many short blocks: what else runs here hits a few of them
 CONVENTIONS = {

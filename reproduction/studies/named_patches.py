@@ -16,14 +16,6 @@ from mspcaps.explanation.geometry import Scale, members
 from mspcaps.explanation.tree import Node, strongest
 
 DRAWS = 8  # of random patches for every image
-NAMES = {
-    "all": "all outlined patches",
-    "coarse": "the coarse patch with the largest effect",
-    "mid": "the middle patches with the largest effects",
-    "fine": "the fine patch with the largest effect in each of these",
-    "mid_adds": "for comparison: the middle patches that contribute most to the middle capsule",
-    "fine_agrees": "for comparison: the fine patch that agrees most in each middle patch with the largest effect",
-}
 INSIDE = ("fine", "fine_agrees")  # whose random ones are drawn in the same coarser patches
 Named = dict[str, list[Node]]  # group -> its patches in one image
 

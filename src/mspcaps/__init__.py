@@ -1,9 +1,9 @@
 """A library for capsule networks, built around MSPCaps."""
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mspcaps.data import load_dataset
@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from mspcaps.evaluation.predict import predict
     from mspcaps.explanation import explain
     from mspcaps.export import from_pretrained, push_to_hub, save_pretrained
-    from mspcaps.models import Model, MSPCapsName, list_models
-    from mspcaps.models.mspcaps import MSPCaps
-    from mspcaps.models.shipped import list_pretrained, load_model
+    from mspcaps.models import create_model, list_models, list_pretrained, load_model
     from mspcaps.training import Recipe, Result
 
 __all__ = [
@@ -24,13 +22,14 @@ __version__ = "0.1.0"
 
 # Loaded at first use: `import mspcaps` itself does not even import torch.
 _HOMES = {
+    "create_model": "mspcaps.models",
     "evaluate": "mspcaps.evaluation",
     "explain": "mspcaps.explanation",
     "from_pretrained": "mspcaps.export",
     "list_models": "mspcaps.models",
-    "list_pretrained": "mspcaps.models.shipped",
+    "list_pretrained": "mspcaps.models",
     "load_dataset": "mspcaps.data",
-    "load_model": "mspcaps.models.shipped",
+    "load_model": "mspcaps.models",
     "predict": "mspcaps.evaluation",
     "push_to_hub": "mspcaps.export",
     "save_pretrained": "mspcaps.export",
@@ -60,84 +59,6 @@ def _refuse_unknown(what: str, options: Iterable[str], known: Iterable[str]) -> 
         raise MspcapsError(f"{what} has no option {name!r}: {hint}")
 
 
-@overload
-def create_model(
-    name: "MSPCapsName",
-    num_classes: int | None = None,
-    in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    pretrained: str | Path | None = None,
-) -> "MSPCaps": ...
-@overload
-def create_model(
-    name: str,
-    num_classes: int | None = None,
-    in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    pretrained: str | Path | None = None,
-) -> "Model": ...
-def create_model(
-    name: str,
-    num_classes: int | None = None,
-    in_chans: int | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    pretrained: str | Path | None = None,
-    **unknown: Any,
-) -> "Model":
-    """Create a model, by default an untrained one for 10 classes of 3 x 32 x 32 images.
-
-    `pretrained` loads trained weights: the name of a data set that weights are shipped for, such as "cifar10", or the
-    path of a weights file. A name that includes the data set, "mspcaps_t.cifar10", does the same.
-    `mean` and `std` (per channel) are the normalisation inside the model. With `pretrained`, sizes default to those of
-    the weights; if you ask for other classes, channels or sizes, the weights that fit are kept and the rest are new.
-    Unchanged trained weights come in eval mode; a model with anything new in it is in training mode.
-    """
-    from mspcaps.errors import MspcapsError
-    from mspcaps.models import create_model
-
-    task: dict[str, Any] = {
-        "num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std,
-    }  # fmt: skip
-    _refuse_unknown("create_model", unknown, (*task, "pretrained"))
-    task = {key: value for key, value in task.items() if value is not None}
-    if pretrained in (None, False) and "." in name:
-        name, _, pretrained = name.partition(".")
-    if pretrained is None or pretrained is False:
-        return create_model(name, **task)
-    import torch
-
-    from mspcaps.models.shipped import find_weights, list_pretrained, load_model
-    from mspcaps.models.transfer import transfer
-
-    if pretrained is True:
-        shipped = ", ".join(shipped.partition(".")[2] for shipped in list_pretrained(f"{name}.*")) or "none"
-        raise MspcapsError(
-            f"pretrained is True, but must name a data set that {name} has shipped weights for: {shipped}"
-        )
-    path = find_weights(name, pretrained)
-    trained = load_model(path)
-    config = trained.config
-    if config["name"] != name:
-        raise MspcapsError(f"{pretrained} holds weights of {config['name']}, not of {name}")
-    if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
-        config = {key: value for key, value in config.items() if key not in ("mean", "std")}
-    with torch.device("meta"):  # checks what was given, and costs nothing
-        wanted = create_model(**{**config, **task}).config
-    if wanted == trained.config:
-        return trained
-    model, about = create_model(**wanted), trained.metadata
-    same = config["num_classes"] == wanted["num_classes"]
-    transfer(model, path, about.get("classes", ()) if same else (), str(pretrained))
-    model.metadata = {"classes": about["classes"]} if same and "classes" in about else {}
-    return model
-
-
 def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bool = True, **options: Any) -> "Result":
     """Train a recipe (a name, the path of a TOML file, or an object); an interrupted run continues from its checkpoint.
 
@@ -148,7 +69,7 @@ def train(recipe: "Recipe | str | Path", device: str | None = None, progress: bo
     from contextlib import nullcontext
     from dataclasses import fields
 
-    from mspcaps.models.shipped import weights_path
+    from mspcaps.models import weights_path
     from mspcaps.progress import training_progress
     from mspcaps.training import Recipe, Trainer, load_recipe, override, train
 

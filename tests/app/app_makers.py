@@ -13,11 +13,11 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import torch
+from mspcaps.models.initial import scale_initial_weights
 
 import mspcaps
 from mspcaps.data import facts
-from mspcaps.models.initial import scale_initial_weights
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 
 SOURCE = Path(__file__).parents[2] / "src"
 

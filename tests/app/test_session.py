@@ -19,7 +19,7 @@ from mspcaps.app.uploads import accept, picture_pixels
 from mspcaps.app.view import sentence, style
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation import explain
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 from mspcaps.pages import image_url
 
 

@@ -11,7 +11,7 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for, predict
 from mspcaps.evaluation.load import renumbered
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 from mspcaps.pictures import read_picture
 
 

@@ -18,7 +18,7 @@ from mspcaps.explanation.drawing import heat_drawing, rectangle
 from mspcaps.explanation.files import free_page, page_key, page_name, shown_name
 from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.page import choose_classes, closeness, render
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 
 CLASSES = ["cat & dog", "<b>bird</b>", "a very long name of a class"]
 

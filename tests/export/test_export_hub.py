@@ -17,8 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export import from_pretrained, save_pretrained
 from mspcaps.export.hub import push_to_hub
 from mspcaps.files import sha256_of
-from mspcaps.models.pretrained import save_weights
-from mspcaps.models.shipped import Card
+from mspcaps.models import Card, save_weights
 
 SOURCE = Path(__file__).parents[2] / "src"
 CLASSES = ["disc", "square", "Dreieck ∆"]

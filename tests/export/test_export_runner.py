@@ -17,7 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load, load_for
 from mspcaps.export import OnnxModel, export_model, load_onnx, runner
 from mspcaps.files import sha256_of
-from mspcaps.models.shipped import read_card
+from mspcaps.models import read_card
 
 REASON = "the extra `onnx` is not installed"
 pytest.importorskip("onnxruntime", reason=REASON)

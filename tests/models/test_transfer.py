@@ -8,8 +8,7 @@ from torch.nn import functional as F
 from mspcaps import list_models, save_pretrained
 from mspcaps.capsules import DynamicRouting
 from mspcaps.errors import MspcapsError
-from mspcaps.models import create_model, register_model, registry
-from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.models import create_model, load_model, register_model, registry, save_weights
 from mspcaps.models.transfer import depends_on_classes, differs_in_channels, on_grid, places, transfer
 
 TASK = {"num_classes": 5, "in_chans": 3, "img_size": (32, 32)}
@@ -124,7 +123,7 @@ def test_other_channels_answer_a_grey_picture_alike(old_chans, new_chans, tmp_pa
 
 
 def test_shipped_weights_in_half_precision(tmp_path):
-    from mspcaps.models.shipped import weights_path
+    from mspcaps.models import weights_path
 
     path = weights_path("mspcaps_t.cifar10")
     old = load_model(path).state_dict()

@@ -8,7 +8,7 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.evaluation import Evaluation
-from mspcaps.models.shipped import read_card
+from mspcaps.models import read_card
 from mspcaps.pages.charts import confusion_chart, log_ticks, nice_ticks, smoothed
 from mspcaps.report.page import Page, card, choose_right, choose_wrong, confusion, render
 from mspcaps.report.quickstart import SHIPPED, quickstart, shipped

@@ -12,17 +12,8 @@ import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
-from reproduction.pages import (
-    candidates_table,
-    figures,
-    judge,
-    methods_table,
-    named_table,
-    read_explanations,
-    render,
-)
+from reproduction.pages import render
 from reproduction.studies.faithfulness import (
-    METHODS,
     Setting,
     area,
     cell_means,
@@ -34,6 +25,15 @@ from reproduction.studies.faithfulness import (
     summary,
 )
 from reproduction.studies.named_patches import drops, named_mask, named_patches, random_inside, random_mask
+from reproduction.study_tables import (
+    METHODS,
+    candidates_table,
+    figures,
+    judge,
+    methods_table,
+    named_table,
+    read_explanations,
+)
 
 WEIGHTS = torch.tensor([[1.0, 2.0], [0.0, 4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1) / 4
 

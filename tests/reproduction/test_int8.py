@@ -10,11 +10,11 @@ from mspcaps import create_model, evaluate, load_dataset, load_model
 from mspcaps.bench.timing import Effort
 from mspcaps.export import export_model as export
 from mspcaps.files import sha256_of
-from mspcaps.models.pretrained import save_weights
-from mspcaps.models.shipped import list_pretrained, read_card
-from reproduction.pages import int8_table, render
+from mspcaps.models import list_pretrained, read_card, save_weights
+from reproduction.pages import render
 from reproduction.studies import int8
-from reproduction.studies.int8 import BATCHES, RESULT, measure
+from reproduction.studies.int8 import RESULT, measure
+from reproduction.study_tables import BATCHES, int8_table
 
 ROOT = Path(__file__).parents[2]
 STORED = json.loads((ROOT / RESULT).read_text(encoding="utf-8"))

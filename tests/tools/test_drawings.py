@@ -51,21 +51,24 @@ def test_the_routing_has_the_drawn_numbers() -> None:
 
     model: Any = mspcaps.create_model("mspcaps_t", num_classes=10, in_chans=1, pretrained="fashionmnist").eval()
     image, k = mspcaps.load_dataset("fashionmnist_sample", "test").images[drawing.IMAGE][None] / 255, drawing.PLACE
-    u1, u2, _ = model.forward_primary(image)
+    u1, u2, _ = model.forward_features(image)
     routing = model.routing[0]
-    couplings = routing.couplings(routing.agreements(u1, u2)[0])
-    assert shown("couplings said") == pytest.approx([couplings[k, 0, j].item() for j in drawing.PARENTS], abs=0.006)
-    first, *_, last = shown("couplings said")
-    assert first > 0.5 and last < 0.01, "docs/paper.md says so in words"
     (rows, columns), r = routing.coarse, routing.fine[0] // routing.coarse[0]
     assert (rows, columns, r) == (4, 4, 2)
-    agreements = []  # a plain loop: the r x r fine capsules under place k, one after the other
-    for j in drawing.PARENTS:
-        coarse = u2[0, k] @ routing.w2[k, :, j]
+
+    def agreements(k: int, j: int) -> list[float]:
+        """A plain loop: the r x r fine capsules under place k, one after the other."""
+        coarse, found = u2[0, k] @ routing.w2[k, :, j], []
         for row in range(k // columns * r, k // columns * r + r):
             for column in range(k % columns * r, k % columns * r + r):
                 fine = u1[0, row * routing.fine[1] + column] @ routing.w2[k, :, j]
-                agreements.append(float(fine @ coarse) / len(coarse) ** 0.5)
-    assert shown("agreement") == pytest.approx(agreements, abs=0.06)
-    best = [max(agreements[i : i + r * r]) for i in range(0, len(agreements), r * r)]
-    assert shown("best said") == shown("maxima said") == pytest.approx(best, abs=0.06)
+                found.append(float(fine @ coarse) / len(coarse) ** 0.5)
+        return found
+
+    here = [agreements(k, j) for j in drawing.PARENTS]
+    assert shown("agreement") == pytest.approx([value for one in here for value in one], abs=0.06)
+    assert shown("best said") == shown("maxima said") == pytest.approx([max(one) for one in here], abs=0.06)
+    places = [torch.tensor([max(agreements(place, j)) for place in range(rows * columns)]) for j in drawing.PARENTS]
+    couplings = [best.softmax(0)[k].item() for best in places]
+    assert shown("couplings said") == pytest.approx(couplings, abs=0.006)
+    assert couplings[0] > 0.5 and couplings[-1] < 0.01, "docs/paper.md says so in words"

@@ -10,8 +10,7 @@ from mspcaps.app.perturb import Changes, perturbed
 from mspcaps.app.uploads import picture_pixels
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation.explanation import Explanation, explain, explainable
-from mspcaps.models.layers import scores_are_lengths
-from mspcaps.models.pretrained import class_names, config_of
+from mspcaps.models import class_names, config_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def plain(model: nn.Module, x: Tensor, untouched: Tensor | None, truth: str | No
 def lengths_of(model: nn.Module, x: Tensor) -> Tensor:
     """[K] on the CPU, in [0, 1]."""
     scores = model(x)[0].float().cpu()
-    return scores if scores_are_lengths(model) else scores.softmax(0)
+    return scores if model.scores == "lengths" else scores.softmax(0)
 
 
 def named(lengths: Tensor, classes: tuple[str, ...]) -> dict[str, float]:

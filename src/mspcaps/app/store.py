@@ -13,8 +13,7 @@ from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
-from mspcaps.models import config_of
-from mspcaps.models.shipped import list_pretrained, load_model, read_card
+from mspcaps.models import config_of, list_pretrained, load_model, read_card
 from mspcaps.pages import image_url
 
 MOST_SAMPLES = 10

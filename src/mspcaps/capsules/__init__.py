@@ -6,16 +6,22 @@ from mspcaps.capsules.routing import (
     CrossAgreementRouting,
     DynamicRouting,
     MeanAgreementRouting,
+    RoutingState,
     SelfAgreementRouting,
+    States,
 )
 from mspcaps.capsules.squash import length, squash
+from mspcaps.capsules.votes import cast_votes
 
 __all__ = [
     "CrossAgreementRouting",
     "DynamicRouting",
     "MeanAgreementRouting",
     "PatchifyCaps",
+    "RoutingState",
     "SelfAgreementRouting",
+    "States",
+    "cast_votes",
     "length",
     "margin_loss",
     "squash",

@@ -25,9 +25,15 @@ class PatchifyCaps(nn.Module):
         return f"grid={self.grid}, patch={self.patch}"
 
     def forward(self, f: Tensor) -> Tensor:
-        u = F.avg_pool2d(f, self.patch)  # [b, c, rows, columns]
-        return self.embed(u.permute(0, 2, 3, 1).flatten(1, 2))
+        return self.embed(patch_averages(f, self.patch))  # line 1       [b, n, c]
 
     def embed(self, u: Tensor) -> Tensor:
         """Patch averages [b, n, c] -> capsules [b, n, d]."""
-        return self.norm(self.project(u) + self.position)
+        u = self.project(u)  # lines 2-4    [b, n, d]
+        u = u + self.position  # line 5
+        return self.norm(u)  # lines 6-7
+
+
+def patch_averages(f: Tensor, patch: int) -> Tensor:
+    """[b, c, h, w] -> [b, n, c]: the mean of every patch, row-major."""
+    return F.avg_pool2d(f, patch).permute(0, 2, 3, 1).flatten(1, 2)

@@ -15,8 +15,9 @@ from mspcaps.errors import MspcapsError
 from mspcaps.files import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from mspcaps.evaluation.health import BlockHealth
     from mspcaps.pictures import Prediction
 
 
@@ -92,7 +93,7 @@ def models(
 
 def show_pretrained(pattern: str) -> None:
     """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
-    from mspcaps.models.shipped import list_pretrained, read_card
+    from mspcaps.models import list_pretrained, read_card
 
     cards = [
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
@@ -114,7 +115,7 @@ def evaluate(
     batch_size: int = 500,
     device: Maybe[str] = None,
 ) -> None:
-    """Measure the accuracy (overall and per class), loss and calibration of trained weights.
+    """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
 
     Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
     is the mean gap between confidence and accuracy over 15 bins.
@@ -130,7 +131,7 @@ def evaluate(
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
     from mspcaps.export import load_onnx
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     exported = is_onnx(weights, device)
@@ -154,6 +155,26 @@ def evaluate(
         f"accuracy {found.accuracy:.2f} %  mean over classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
         f"calibration error {found.ece:.2f} % at a mean confidence of {found.confidence:.2f} %"
     )
+    if found.health:
+        show_health(found.health)
+
+
+def show_health(health: "Sequence[BlockHealth]") -> None:
+    """The routing blocks; a collapsed one gets a sentence."""
+    print("\nRouting: entropy of the couplings and the most used capsule against uniform, capsules that never win,")
+    print("points of accuracy lost when an input comes from another image")
+    rows = [
+        (
+            block.name, str(block.capsules), f"{block.entropy:.3f}", f"{block.top:.2f} x",
+            f"{100 * block.starved:.1f} %",
+            ", ".join(f"{name} {lost:.1f}" for name, lost in block.swapped.items()),
+        )
+        for block in health
+    ]  # fmt: skip
+    table(("block", "capsules", "entropy", "most used", "starved", "swapped"), rows, right=(1, 2, 3, 4))
+    for block in health:
+        if block.collapsed:
+            print(f"{block.name} has collapsed: {block.why()}")
 
 
 def predict(
@@ -189,7 +210,7 @@ def predictions(weights: str, paths: list[Path], top: int, device: str | None) -
 
         return OnnxModel(weights).stream_predictions(paths, top)
     from mspcaps.evaluation import stream_predictions
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)

@@ -248,7 +248,7 @@ def sweep(
         out: Folder for weights and checkpoints.
         results: Folder of the ledger.
     """
-    from mspcaps.models.shipped import weights_path
+    from mspcaps.models import weights_path
     from mspcaps.training import choose_device
     from mspcaps.training.sweep import load_sweep, run_sweep
 

@@ -1,7 +1,8 @@
 """Accuracy, loss, calibration and confusion of a model on a set of images, in the precision of its weights."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.errors import MspcapsError, first_line
+from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
-from mspcaps.models.layers import in_eval_mode, scores_are_lengths
-from mspcaps.models.pretrained import class_names, unwrapped
-from mspcaps.models.shipped import as_model
+from mspcaps.models import Model, as_model, class_names, unwrapped
+from mspcaps.models.layers import in_eval_mode
 
 BINS = 15  # of the calibration error
 Progress = Callable[[int, int], None]  # images done, images in all
@@ -32,6 +33,7 @@ class Evaluation:
     scores: Tensor  # float32 [n, K], as the model gives them
     labels: Tensor  # int64 [n]
     classes: tuple[str, ...]
+    health: tuple[BlockHealth, ...] = ()  # of every routing block, on some of the images; see evaluation/health.py
 
     def __repr__(self) -> str:
         return (
@@ -87,20 +89,30 @@ def evaluate(
         except (RuntimeError, AssertionError) as error:  # PyTorch's word for a device that is unknown or not there
             raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     scores = all_scores(model, data.images, batch_size, progress)
+    with full_precision(next(model.parameters()).device):
+        health = measure_health(inner, data.images, data.labels) if isinstance(inner, Model) else ()
     labels, k = data.labels.cpu(), scores.shape[1]
     predictions = scores.argmax(1)
-    sure = confidence(scores, scores_are_lengths(inner))
+    sure = confidence(scores, getattr(inner, "scores", "logits") == "lengths")
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(data),
-        loss=inner.loss(scores, labels).item() if hasattr(inner, "loss") else math.nan,  # type: ignore[operator]
+        loss=inner.criterion(scores, labels).item() if isinstance(inner, Model) else math.nan,
         confidence=100 * sure.mean().item(),
         ece=100 * calibration_error(sure, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
         scores=scores,
         labels=labels,
         classes=data.classes,
+        health=health,
     )
+
+
+@contextlib.contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No autocast, and no TF32, which is cuDNN's default on recent GPUs and keeps 10 bits of the 23."""
+    with torch.autocast(device.type, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 @torch.no_grad()
@@ -108,9 +120,7 @@ def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Prog
     """images uint8 [n, c, h, w] -> scores float32 [n, K] on the CPU."""
     first = next(model.parameters())
     device, dtype, scores = first.device, first.dtype, []
-    # cuDNN's default on recent GPUs is TF32, which keeps 10 bits of the 23
-    full_precision = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-    with in_eval_mode(model), torch.autocast(device.type, enabled=False), full_precision:
+    with in_eval_mode(model), full_precision(device):
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size].to(device)
             scores.append(model((batch.float() / 255).to(dtype)).float().cpu())

@@ -9,7 +9,7 @@ from torch import nn
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
 from mspcaps.data.folder import Progress, is_picture_folder
 from mspcaps.errors import MspcapsError
-from mspcaps.models.pretrained import config_of, unwrapped
+from mspcaps.models import config_of, unwrapped
 
 
 def load_for(

@@ -10,8 +10,7 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import all_scores
-from mspcaps.models.pretrained import class_names, config_of
-from mspcaps.models.shipped import as_model
+from mspcaps.models import as_model, class_names, config_of
 from mspcaps.pictures import Prediction, stream_answers
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mspcaps.capsules import CrossAgreementRouting, length, squash
+from mspcaps.capsules import CrossAgreementRouting, States, length, squash
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,10 @@ class Block:
 
 def run_block(routing: nn.Module, u1: Tensor, u2: Tensor) -> Block:
     assert isinstance(routing, CrossAgreementRouting)
-    agreements, votes = routing.agreements(u1, u2)
-    return Block(agreements, routing.couplings(agreements), votes)
+    states: States = []
+    routing(u1, u2, states)
+    assert states[0].fine_agreements is not None
+    return Block(states[0].fine_agreements, states[0].couplings, states[0].votes[1])
 
 
 def run_routing(routing: Sequence[nn.Module], u: Sequence[Tensor]) -> tuple[Block, ...]:

@@ -14,10 +14,9 @@ from mspcaps.explanation.blocks import Block, run_routing
 from mspcaps.explanation.geometry import Scale
 from mspcaps.explanation.heat import Progress, class_norms, effects
 from mspcaps.explanation.tree import Node, TreeBuilder
+from mspcaps.models import as_model, class_names, unwrapped
 from mspcaps.models.layers import check_floating
 from mspcaps.models.mspcaps import MSPCaps
-from mspcaps.models.pretrained import class_names, unwrapped
-from mspcaps.models.shipped import as_model
 
 Label = int | str | Tensor  # a class by number or name, or one number per image
 
@@ -117,11 +116,9 @@ def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambd
     # BatchNorm must not mix images of a batch, nor learn from them
     frozen = copy.deepcopy(explainable(as_model(model))).eval()
     x = checked(frozen, x).to(next(frozen.parameters()).device)
-    blocks = run_routing(list(frozen.routing), frozen.forward_primary(x))
+    blocks = run_routing(list(frozen.routing), frozen.forward_features(x))
     img_size = (x.shape[2], x.shape[3])
-    scales = tuple(
-        Scale(frozen.patch * 2**i, grid, img_size) for i, grid in zip(frozen.scales, frozen.grids, strict=True)
-    )
+    scales = tuple(Scale(cell, grid, img_size) for cell, grid in frozen.patch_grids())
     count = blocks[-1].couplings.shape[2]
     names = class_names(frozen) if hasattr(frozen, "config") else tuple(map(str, range(count)))
     return Explanation(x, names, scales, blocks, frozen, progress)

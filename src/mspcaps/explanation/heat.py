@@ -34,7 +34,7 @@ PIXELS = 32 * 32 * 32  # in one pass through the model: more would take more mem
 @torch.no_grad()
 def class_norms(model: MSPCaps, x: Tensor) -> Tensor:
     """Images [b, c, h, w] -> lengths of the class capsules before squash, [b, K]."""
-    return run_routing(list(model.routing), model.forward_primary(x))[-1].norms
+    return run_routing(list(model.routing), model.forward_features(x))[-1].norms
 
 
 def orders_of(n: int, count: int) -> Iterator[Tensor]:

@@ -17,9 +17,17 @@ from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.metadata import required
 from mspcaps.export.model import describe
 from mspcaps.files import write_atomically
-from mspcaps.models import Model
-from mspcaps.models.pretrained import config_of, load_model, save_weights, unwrapped
-from mspcaps.models.shipped import Card, list_pretrained, read_card, weights_path
+from mspcaps.models import (
+    Card,
+    Model,
+    config_of,
+    list_pretrained,
+    load_model,
+    read_card,
+    save_weights,
+    unwrapped,
+    weights_path,
+)
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name; no path begins so and has nothing more

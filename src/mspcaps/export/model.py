@@ -15,9 +15,7 @@ from mspcaps.export.metadata import Metadata, required
 from mspcaps.export.quantize import Agreement, calibration, quantized
 from mspcaps.export.runner import OnnxModel
 from mspcaps.files import sha256_of, write_atomically
-from mspcaps.models import Model, create_model
-from mspcaps.models.pretrained import class_names, config_of, unwrapped
-from mspcaps.models.shipped import as_model, weights_path
+from mspcaps.models import Model, as_model, class_names, config_of, create_model, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -73,10 +71,10 @@ def load_onnx(path: str | Path) -> Model:
     """The model that an ONNX file was exported from, on the CPU, answering with the file: `evaluate` measures it."""
     file = OnnxModel(path)
     about = file.metadata
-    model = create_model(about.model, len(about.classes), in_chans=about.channels, img_size=about.img_size)
+    model = create_model(about.model, num_classes=len(about.classes), in_chans=about.channels, img_size=about.img_size)
     recipe = {"recipe": {"data": about.data}} if about.data else {}
     model.metadata = {"classes": list(about.classes), **recipe}
-    model.forward = lambda images: torch.from_numpy(file(images.numpy()))
+    model.forward = lambda images: torch.from_numpy(file(images.numpy()))  # type: ignore[method-assign, assignment]
     return model.eval()
 
 

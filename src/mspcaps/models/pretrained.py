@@ -1,6 +1,5 @@
 """Weights on disk: safetensors with everything in the header that is needed to build the model again."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.files import check_readable, write_atomically
 from mspcaps.models.layers import use_channels_last
-from mspcaps.models.registry import Model, create_model, list_models
+from mspcaps.models.model import Model
+from mspcaps.models.registry import TASK, build_model, model_options, registered_models
 
 OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that tell the protocol of pickle
 
@@ -67,10 +67,10 @@ def load_model(path: str | Path) -> Model:
     """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
     header, tensors = read_weights(Path(path))
     try:
-        model = create_model(**header.pop("model"))
+        model = build_model(**header.pop("model"))
     except MspcapsError as error:
         raise MspcapsError(f"{path}: {error}") from error
-    load_state(model, tensors, Path(path))
+    load_state(model, model.upgrade_state(tensors), Path(path))
     use_channels_last(model)
     model.metadata = header
     return model.eval()
@@ -123,11 +123,11 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = header.get("model")
     if not isinstance(config, dict) or not isinstance(config.get("name"), str):
         raise MspcapsError(f"{path} was not written by mspcaps: its header names no model")
-    if unknown := config.keys() - inspect.signature(create_model).parameters.keys():
-        raise MspcapsError(f"{path} needs a newer mspcaps: its model has the unknown setting {sorted(unknown)[0]!r}")
-    if config["name"] not in list_models():
-        hint = nearest(config["name"], list_models(), "import the code that does.")
+    if config["name"] not in registered_models():
+        hint = nearest(config["name"], registered_models(), "import the code that does.")
         raise MspcapsError(f"{path} holds a {config['name']}, which no imported code registers: {hint}")
+    if unknown := config.keys() - {"name", *TASK, *model_options(config["name"])}:
+        raise MspcapsError(f"{path} needs a newer mspcaps: its model has the unknown setting {sorted(unknown)[0]!r}")
     check_header(header, path)
     if any(not torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()):
         raise MspcapsError(f"{path} holds weights that are not finite")

@@ -27,7 +27,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models.layers import Normalize
 from mspcaps.models.pretrained import check_state, config_of, read_weights
-from mspcaps.models.registry import create_model
+from mspcaps.models.registry import build_model
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) 
             f"train {theirs['name']}, or name weights of {ours['name']}"
         )
     with torch.device("meta"):
-        old = create_model(**theirs)
+        old = build_model(**theirs)
+    tensors = old.upgrade_state(tensors)
     check_state(old, tensors, path)
     own_classes = list(header.get("classes", classes)) == list(classes) and theirs["num_classes"] == ours["num_classes"]
     head = set() if own_classes else depends_on_classes(theirs)
@@ -94,7 +95,7 @@ def depends_on_classes(config: dict[str, Any]) -> set[str]:
     """Names of the tensors whose shape depends on the number of classes, whatever the architecture."""
     with torch.device("meta"):
         one, other = (
-            create_model(**{**config, "num_classes": config["num_classes"] + more}).state_dict() for more in (0, 1)
+            build_model(**{**config, "num_classes": config["num_classes"] + more}).state_dict() for more in (0, 1)
         )
     return {name for name in one if one[name].shape != other[name].shape}
 

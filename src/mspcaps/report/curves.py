@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
 from mspcaps.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
 from mspcaps.report.runs import Group
 
 EARLY = 0.08  # share of the epochs whose accuracies may lie below the picture: they would flatten all the rest
-COLLAPSED = {"entropy": 0.85, "top": 2.0}  # a routing block has collapsed below the first or above the second
+COLLAPSED = {"entropy": LEAST_ENTROPY, "top": MOST_TOP}
 HEALTH = {
     "entropy": "entropy of the couplings, 1 if they are uniform",
     "top": "mean coupling of the most used capsule, as a multiple of the uniform one",

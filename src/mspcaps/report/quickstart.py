@@ -9,7 +9,7 @@ from pathlib import Path
 from mspcaps.data import facts, load_dataset
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.evaluation import Evaluation, evaluate
-from mspcaps.models.pretrained import load_model
+from mspcaps.models import load_model
 from mspcaps.models.shipped import Card, pretrained_path, read_card
 from mspcaps.report.page import Page, write_page
 from mspcaps.training import Epoch, Recipe, Result, Trainer, choose_device, load_recipe, train

@@ -1,14 +1,17 @@
-"""Accuracy on the test images after every epoch, on the training device in the training precision."""
+"""Accuracy and routing health after every epoch, on the training device in the training precision."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
+from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
+from mspcaps.models import Model
 from mspcaps.training.loader import WORKERS
 from mspcaps.training.step import Form, captured, compiled
 
@@ -21,15 +24,16 @@ def count_correct(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 class Evaluator:
-    """`accuracy()` in percent of the test set. On a GPU the whole pass is one CUDA graph."""
+    """`accuracy()` in percent of the test set, then `health()`. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
-        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, form: Form,
+        self, model: Model, data: ImageSet | FolderImages, device: torch.device, form: Form,
         autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
         self.count = compiled(count_correct) if form != "eager" else count_correct
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.meter = HealthMeter(model)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[tuple[Tensor, Tensor]] = []
         if isinstance(data, ImageSet):
@@ -39,6 +43,18 @@ class Evaluator:
             if spare:
                 images, labels = torch.cat([images, images[:spare]]), F.pad(labels, (0, spare), value=-1)
             self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
+
+    @cached_property
+    def looked_at(self) -> list[tuple[Tensor, Tensor]]:
+        """The images whose routing is watched, uint8, on the device, in chunks."""
+        index = chosen(len(self.data), self.device)
+        if isinstance(self.data, FolderImages):
+            parts = loaded(DataLoader(Subset(self.data, index.tolist()), BATCH, num_workers=WORKERS))
+            images, labels = map(torch.cat, zip(*parts, strict=True))
+        else:
+            index = index.to(self.data.images.device)
+            images, labels = self.data.images[index], self.data.labels[index]
+        return in_chunks(images.to(self.device), labels.to(self.device))
 
     def capture(self) -> None:
         self.graph = captured(self.add_up, warm_up=self.add_up)
@@ -53,6 +69,9 @@ class Evaluator:
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
+            self.meter.zero()
+            for images, labels in self.looked_at:
+                self.meter.add(images.float() / 255, labels)
         self.model.train()
 
     def accuracy(self) -> float:
@@ -61,3 +80,7 @@ class Evaluator:
         else:
             self.add_up()
         return 100 * self.correct.item() / len(self.data)
+
+    def health(self) -> tuple[BlockHealth, ...]:
+        """Of every routing block, in order, as it was when the accuracy was measured last."""
+        return self.meter.read()

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet, facts, load_dataset, open_folder
 from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, create_model
-from mspcaps.models.initial import scale_initial_weights
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.distributed import World
 from mspcaps.training.loader import Plan, StreamingPlan
@@ -180,10 +178,14 @@ def build_model(recipe: Recipe, train: ImageSet | FolderImages) -> Model:
         mean, std = measure(train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = create_model(recipe.model, len(train.classes), train.channels, train.size, mean, std)
-    if not callable(getattr(model, "loss", None)):
-        raise MspcapsError(f"{recipe.model} cannot be trained: it has no loss(scores, labels)")
-    scale_initial_weights(model, recipe.initial_scale)
+        model = create_model(
+            recipe.model,
+            num_classes=len(train.classes),
+            in_chans=train.channels,
+            img_size=train.size,
+            mean=mean,
+            std=std,
+        )
     return model
 
 
@@ -197,12 +199,14 @@ def measure(train: ImageSet | FolderImages) -> tuple[tuple[float, ...], tuple[fl
     return ImageSet(images, labels, train.classes, train.name).mean_and_std()
 
 
-def make_step(model: nn.Module, plan: Plan, weight_decay: float, form: Form, world: World | None = None) -> Step:
+def make_step(
+    model: Model, plan: Plan, weight_decay: float, form: Form, world: World | None = None, fused: bool = True
+) -> Step:
     """The model laid out for its device, its optimizer, its step. The benchmark times what this makes."""
     use_channels_last(model)
     autocast = working_precision(plan.images.device)
     optimizer = FlatAdamW(model, weight_decay, autocast or torch.float32)
-    return Step(model, plan, optimizer, form, autocast, world)
+    return Step(model, plan, optimizer, form, autocast, world, fused)
 
 
 def make_plan(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Plan:

@@ -10,10 +10,12 @@ from functools import cache, wraps
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mspcaps.data.augment import augmented
 from mspcaps.errors import MspcapsError
+from mspcaps.kernels.fuse import fuse
+from mspcaps.models import Model
 from mspcaps.training.distributed import World
 from mspcaps.training.loader import Plan
 from mspcaps.training.optimizer import FlatAdamW, adamw_update
@@ -21,27 +23,27 @@ from mspcaps.training.optimizer import FlatAdamW, adamw_update
 Form = Literal["eager", "compiled", "captured"]
 
 
-def batch_loss(model: nn.Module, plan: Plan) -> Tensor:
+def batch_loss(model: Model, plan: Plan) -> Tensor:
     """The model's own loss on the batch at the plan's position."""
     index = plan.order.index_select(0, plan.position)[0]  # [b]
     draws = plan.draws.index_select(0, plan.position)[0]  # [b, DRAWS]
     x = augmented(plan.images, index, draws, plan.augment)
-    loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
-    return loss(model(x), plan.labels[index])
+    return model.training_loss(x, plan.labels[index], model.criterion)
 
 
 class Step:
     """Takes steps on the plan; `loss_sum` adds up the losses since it was last set to zero."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, optimizer: FlatAdamW, form: Form, autocast: torch.dtype | None,
-        world: World | None = None,
+        self, model: Model, plan: Plan, optimizer: FlatAdamW, form: Form, autocast: torch.dtype | None,
+        world: World | None = None, fused: bool = True,
     ) -> None:  # fmt: skip
         self.model, self.plan, self.optimizer, self.autocast = model, plan, optimizer, autocast
+        self.twin = fuse(model) if fused and form != "eager" and plan.images.is_cuda else model
         self.world = world or World()
         self.device = plan.images.device
         self.loss_sum = torch.zeros((), device=self.device)
-        self.loss: Callable[[nn.Module, Plan], Tensor] = batch_loss
+        self.loss: Callable[[Model, Plan], Tensor] = batch_loss
         if form != "eager":
             self.loss, optimizer.update = compiled(batch_loss), compiled(adamw_update)
         self.chunk = plan.captured_steps if form == "captured" else 1
@@ -50,7 +52,7 @@ class Step:
     def gradients(self) -> tuple[Tensor, list[Tensor]]:
         """-> loss of this process's share of the batch, flat gradients of the whole batch."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            loss = self.loss(self.model, self.plan)
+            loss = self.loss(self.twin, self.plan)
         gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
         self.world.average(gradients)
         return loss, gradients

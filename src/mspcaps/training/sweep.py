@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from mspcaps.errors import MspcapsError
-from mspcaps.models.registry import check_name
+from mspcaps.models import check_name
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.ledger import device_name, entry_path, is_in_ledger, read_entry

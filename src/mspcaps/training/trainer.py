@@ -10,8 +10,8 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.health import BlockHealth, as_curves
 from mspcaps.files import check_writable, lock_folder, sha256_of
-from mspcaps.models import Model
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import Model, save_weights
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import CHECKPOINT, load_checkpoint, run_folder, save_checkpoint
@@ -55,6 +55,12 @@ class Epoch:
     lr: float
     loss: float  # mean over the epoch's steps
     accuracy: float  # percent of the test set, or of what is held out
+    health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> "Epoch":
+        """A row of a checkpoint; old ones know no health."""
+        return cls(**row | {"health": tuple(BlockHealth(**block) for block in row.get("health", ()))})
 
 
 @dataclass(frozen=True)
@@ -221,13 +227,24 @@ class Trainer:
         self.world.average([self.step.loss_sum])
         self.check_finite()
         loss = self.step.loss_sum.item() / self.plan.steps
-        accuracy = self.evaluator.accuracy()
+        accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
+        self.warn_of_collapse(health)
         if not self.history or accuracy > max(row.accuracy for row in self.history):
             self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
-        self.history.append(Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy))
+        self.history.append(Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health))
         self.step.loss_sum.zero_()
         self.epoch, self.steps_done = self.epoch + 1, 0
         self.listener(self)
+
+    def warn_of_collapse(self, health: Sequence[BlockHealth]) -> None:
+        """One sentence per block, the first time."""
+        before = {block.name for row in self.history for block in row.health if block.collapsed}
+        for block in health:
+            if block.collapsed and block.name not in before:
+                self.say(
+                    f"the routing block {block.name} has collapsed in epoch {self.epoch + 1}: {block.why()}; "
+                    "few of its capsules decide what it puts out"
+                )
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state with the fp32 master weights in place of the working copies."""
@@ -260,7 +277,7 @@ class Trainer:
             self.best_is_new = False
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [vars(row) for row in self.history], "initial": self.initial, "images": self.plan.n,
+            "history": [asdict(row) for row in self.history], "initial": self.initial, "images": self.plan.n,
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
@@ -288,7 +305,7 @@ class Trainer:
             )
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
-        self.history = [Epoch(**row) for row in progress["history"]]
+        self.history = [Epoch.from_dict(row) for row in progress["history"]]
         self.initial = progress.get("initial")
         self.step.chunk = math.gcd(self.step.chunk, self.steps_done)  # another form may have stopped between two chunks
 
@@ -332,6 +349,7 @@ class Trainer:
 
     def entry(self, seconds: float, sha256: str) -> dict[str, Any]:
         best, data = max(self.history, key=lambda row: row.accuracy), self.recipe.data
+        health = as_curves([row.health for row in self.history])
         return {
             "model": self.recipe.model,
             "params": sum(p.numel() for p in self.model.parameters()),
@@ -346,7 +364,8 @@ class Trainer:
             "curve": {
                 "loss": [float(f"{row.loss:.6g}") for row in self.history],
                 "accuracy": [round(row.accuracy, 4) for row in self.history],
-            },
+            }
+            | ({"health": health} if health else {}),
             "measured_on": f"{self.recipe.held_out:,} held-out training images" if self.recipe.held_out else "test",
             "seconds": {
                 "train": round(seconds, 2),

@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 
 from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting
-from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import squash
 
 
 class SelfAgreementRouting(CrossAgreementRouting):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out]."""
 
-    def forward(self, u1: Tensor, u2: Tensor) -> Tensor:
-        fine, coarse = self.votes(u1, u2)  # [k, b, m, j, e], [k, b, j, e]
-        votes = torch.cat([fine, coarse.unsqueeze(2)], dim=2)  # [k, b, m + 1, j, e]
-        votes = at_least_fp32(votes).transpose(1, 2).flatten(0, 1)  # [i, b, j, e]
-        agreement = (votes * votes.sum(0)).sum(-1) / self.d_out**0.5  # [i, b, j]
-        return squash((agreement.softmax(0).unsqueeze(-1) * votes).sum(0))  # [b, j, e]
+    def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
+        U1, U2 = self.votes(u1, u2)  # [k, b, m, j, e], [k, b, j, e]
+        U = torch.cat([U1, U2.unsqueeze(2)], dim=2).transpose(1, 2).flatten(0, 1)  # [i, b, j, e]
+        A = (U * U.sum(0)).sum(-1) / self.d_out**0.5  # [i, b, j]
+        C = A.softmax(0)  # sums to one over i
+        v = squash((C.unsqueeze(-1) * U).sum(0))  # [b, j, e]
+        if states is not None:
+            states.append(RoutingState(self.inputs, (U,), A, C, axis=0, output=v))
+        return v

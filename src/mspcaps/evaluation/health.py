@@ -1,0 +1,203 @@
+"""Routing health: whether the capsules of each routing block share the couplings, and whether what they say counts.
+
+    entropy   of the couplings along the axis of their softmax, mean over the rest: 1 is uniform, 0 is one capsule
+    top       mean coupling of the most used capsule, as a multiple of the uniform one
+    starved   share of the capsules that never have the largest coupling
+    swapped   points of accuracy lost when one input of the block comes from another image
+
+A block has collapsed when its entropy is below 0.85 or its top above 2.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.capsules import RoutingState
+from mspcaps.models import Model
+from mspcaps.models.layers import in_eval_mode
+
+LEAST_ENTROPY = 0.85
+MOST_TOP = 2.0
+IMAGES = {"cpu": 500}  # how many are looked at: enough there, at a few percent of an epoch
+IMAGES_ELSEWHERE = 2000
+CHUNK = 250  # images at a time: votes are kept in fp32 here, which takes more memory than the kernels do
+
+
+@dataclass(frozen=True)
+class BlockHealth:
+    """One routing block; see above."""
+
+    name: str  # path of the block inside the model
+    capsules: int  # along the axis of the softmax: top / capsules is a mean coupling
+    entropy: float
+    top: float
+    starved: float
+    swapped: dict[str, float]  # by the name of the input
+
+    @property
+    def collapsed(self) -> bool:
+        return self.entropy < LEAST_ENTROPY or self.top > MOST_TOP
+
+    def why(self) -> str:
+        """What has collapsed, as the end of a sentence; nothing if nothing has."""
+        reasons = []
+        if self.entropy < LEAST_ENTROPY:
+            reasons.append(f"the entropy of its couplings is {self.entropy:.2f} of uniform, below {LEAST_ENTROPY}")
+        if self.top > MOST_TOP:
+            reasons.append(
+                f"one of its {self.capsules} capsules has {self.top:.1f} times the uniform coupling, above {MOST_TOP:g}"
+            )
+        return " and ".join(reasons)
+
+
+def relative_entropy(couplings: Tensor, axis: int) -> Tensor:
+    """-> scalar: 1 if they are uniform along the axis, 0 if one has it all; a single capsule counts as uniform."""
+    n = couplings.shape[axis]
+    entropy = -torch.xlogy(couplings, couplings).sum(axis).mean()  # 0 log 0 is 0
+    return entropy / math.log(n) if n > 1 else torch.ones_like(entropy)
+
+
+def mean_couplings(couplings: Tensor, axis: int) -> Tensor:
+    """-> [n], one per capsule along the axis."""
+    return couplings.movedim(axis, 0).flatten(1).mean(1)
+
+
+def mark_winners(won: Tensor, couplings: Tensor, axis: int) -> None:
+    """Sets won [n] to one where a capsule has the largest coupling somewhere."""
+    won.index_fill_(0, couplings.argmax(axis).flatten(), 1.0)
+
+
+@contextlib.contextmanager
+def swapped(block: nn.Module, i: int) -> Iterator[list[bool]]:
+    """Meanwhile the i-th input of a block comes from the image before, that of the first image from the last. The list
+    that it gives is no longer empty once the block has been called."""
+    called: list[bool] = []
+
+    def roll(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        called.append(True)
+        return *args[:i], args[i].roll(1, 0), *args[i + 1 :]
+
+    hook = block.register_forward_pre_hook(roll)
+    try:
+        yield called
+    finally:
+        hook.remove()
+
+
+class Sums:
+    """Of one block, over the images seen so far; on the device, and changed in place, so that CUDA graphs can."""
+
+    def __init__(self, state: RoutingState) -> None:
+        n, device = state.couplings.shape[state.axis], state.couplings.device
+        self.inputs = state.inputs
+        self.entropy, self.mean, self.won = (torch.zeros(size, device=device) for size in ((), n, n))
+        self.lost = torch.zeros(len(state.inputs), device=device)  # right answers, by input
+
+    def zero(self) -> None:
+        for tensor in (self.entropy, self.mean, self.won, self.lost):
+            tensor.zero_()
+
+    def read(self, name: str, images: int) -> BlockHealth:
+        n = len(self.won)
+        lost = (100 * self.lost / images).tolist()
+        return BlockHealth(
+            name=name,
+            capsules=n,
+            entropy=self.entropy.item() / images,
+            top=n * self.mean.max().item() / images,
+            starved=1 - self.won.mean().item(),
+            swapped=dict(zip(self.inputs, lost, strict=True)),
+        )
+
+
+class HealthMeter:
+    """Adds up the health of a model over batches, without making the device wait: only `read` does.
+
+    The model must be in eval mode, without gradients.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.images, self.blocks = model, 0, dict[str, Sums]()
+
+    def zero(self) -> None:
+        self.images = 0
+        for sums in self.blocks.values():
+            sums.zero()
+
+    def add(self, x: Tensor, labels: Tensor) -> None:
+        """Images in [0, 1] and their labels."""
+        states = self.model.routing_state(x)
+        if not states:
+            return
+        features, weight = self.model.forward_features(x), len(x)
+        right = count_right(self.model.forward_head(features), labels)
+        for state in states:
+            sums = self.blocks.setdefault(state.name, Sums(state))
+            sums.entropy += weight * relative_entropy(state.couplings, state.axis)
+            sums.mean += weight * mean_couplings(state.couplings, state.axis)
+            mark_winners(sums.won, state.couplings, state.axis)
+            for i in range(len(state.inputs)):
+                with swapped(self.model.get_submodule(state.name), i) as rolled:
+                    scores = self.model.forward_head(features)
+                    if not rolled:  # the block is not in the head
+                        scores = self.model(x)
+                sums.lost[i] += right - count_right(scores, labels)
+        self.images += weight
+
+    def read(self) -> tuple[BlockHealth, ...]:
+        return tuple(sums.read(name, self.images) for name, sums in self.blocks.items())
+
+
+def count_right(scores: Tensor, labels: Tensor) -> Tensor:
+    return (scores.argmax(1) == labels).sum()
+
+
+def chosen(n: int, device: torch.device) -> Tensor:
+    """Numbers of the images to look at, of n: always the same ones, and mixed, since a folder lists class after class
+    and the image before would be of the same class."""
+    mixed = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    return mixed[: IMAGES.get(device.type, IMAGES_ELSEWHERE)]
+
+
+def in_chunks(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Chunks of about one size: an image alone would have no other to swap with."""
+    count = -(-len(images) // CHUNK)
+    return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
+
+
+@torch.no_grad()
+def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockHealth, ...]:
+    """images uint8 [n, c, h, w], labels [n], on any device -> the health of every routing block, in order."""
+    first = next(model.parameters(), None)
+    if first is None:
+        return ()
+    index = chosen(len(images), first.device).to(images.device)
+    meter = HealthMeter(model)
+    with in_eval_mode(model):
+        for x, y in in_chunks(images[index], labels[index.to(labels.device)]):
+            meter.add((x.to(first.device).float() / 255).to(first.dtype), y.to(first.device))
+    return meter.read()
+
+
+def as_curves(epochs: Sequence[Sequence[BlockHealth]]) -> dict[str, dict[str, Any]]:
+    """What a ledger keeps: for every block the values of all epochs to 4 digits, None for one that was not measured."""
+    rows = [{block.name: block for block in epoch} for epoch in epochs]
+    curves: dict[str, dict[str, Any]] = {}
+    for name, known in {name: block for row in rows for name, block in row.items()}.items():
+        blocks = [row.get(name) for row in rows]
+        curves[name] = {"capsules": known.capsules}
+        for measure in ("entropy", "top", "starved"):
+            curves[name][measure] = [block and short(getattr(block, measure)) for block in blocks]
+        curves[name]["swapped"] = {
+            key: [block and short(block.swapped[key]) for block in blocks] for key in known.swapped
+        }
+    return curves
+
+
+def short(value: float) -> float:
+    return float(f"{value:.4g}")
