@@ -53,8 +53,7 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
     }.items():
         text = (root / name).read_text(encoding="utf-8")
         for mark, template in blocks.items():
-            block = render(f"{template}.md.j2", values | {"results_page": "docs/results.md"})
-            text = with_block(text, mark, block, name)
+            text = with_block(text, mark, render(f"{template}.md.j2", values), name)
         found[root / name] = text
     return found
 
@@ -89,7 +88,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
     rows = sorted((row for row in report.paper_rows if row.gap is not None), key=lambda row: not row.missed)
     first = next((g for g in report.tested if (g.first.name, g.first.dataset) == (FIRST, "cifar10")), None)
     return {
-        "generated": GENERATED, "report": report, "titles": paper.TITLES, "results_page": "",
+        "generated": GENERATED, "report": report, "titles": paper.TITLES,
         "full": full, "cifar10": [row for row in full if row.dataset == "cifar10"],
         "ablations_above": sum(row.model not in paper.TITLES for row in above),
         "missed": [(row, tried) for row in rows if (tried := trials_of(row, report)) or row.missed],
