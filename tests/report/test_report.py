@@ -80,8 +80,9 @@ def test_a_repeat_of_another_recipe_is_not_averaged(ledger):
     other = entry(T, [80.0, 50.0], 0)
     other["recipe"]["lr"] = 0.1
     enter(ledger, other, kind="repeats")
-    group = next(group for group in read_groups(ledger) if group.first.dataset == "cifar10")
+    group, orphan = (group for group in read_groups(ledger) if group.first.dataset == "cifar10")
     assert group.last.mean == pytest.approx(88.4) and group.repeats == ()
+    assert (orphan.last.mean, orphan.last.n) == (50.0, 1), "a repeat of nothing is shown, not lost"
 
 
 def test_runs_of_one_name_but_different_recipes_stay_apart(ledger):

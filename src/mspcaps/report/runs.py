@@ -69,7 +69,8 @@ def read_groups(results: Path) -> list[Group]:
 
 
 def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
-    """Runs whose whole recipes are equal but for the seed, together with those that repeat one of them."""
+    """Runs whose whole recipes are equal but for the seed, together with those that repeat one of them. Repeats of
+    nothing that is there count as runs."""
     own: list[list[Run]] = []
     for run in runs:
         group = next((group for group in own if same_training(group[0], run)), None)
@@ -77,7 +78,9 @@ def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
             own.append([run])
         else:
             group.append(run)
-    return [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in own]
+    groups = [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in own]
+    orphans = [r for r in repeats if not any(same_training(group[0], r) for group in own)]
+    return groups + (group_runs(orphans) if orphans else [])
 
 
 def same_training(run: Run, other: Run) -> bool:
