@@ -49,7 +49,7 @@ def shoot_app(url: str, name: str, width: int, last: str, margin: int) -> None:
 
 def app(weights: list[Path]) -> None:
     from mspcaps.app import ModelStore
-    from mspcaps.app.page import start
+    from mspcaps.app.server import start
 
     running = start(ModelStore(weights))
     try:

@@ -30,8 +30,8 @@ from mspcaps.cli.progress import counting
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
-from mspcaps.explanation.explanation import Explanation, explain, explainable
-from mspcaps.explanation.heat import ORDERS
+from mspcaps.explanation import Explanation, explain
+from mspcaps.explanation.heat import ORDERS, mean_image
 from mspcaps.files import sha256_of, write_json
 from mspcaps.models import config_of, load_model, weights_path
 from mspcaps.models.layers import in_eval_mode
@@ -107,7 +107,7 @@ def maps_of(model: nn.Module, found: Explanation, labels: Tensor) -> dict[str, T
     with torch.enable_grad():
         leaf = found.images.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(model(leaf).gather(1, labels[:, None]).sum(), leaf)
-    difference = found.images - found.model.normalize.mean  # a pixel of the mean colour counts nothing
+    difference = found.images - mean_image(found.model, found.images)  # a pixel of the mean colour counts nothing
     maps = {
         "part_whole": found.heat_map(labels),
         "gradient": gradient.abs().sum(1),
@@ -138,7 +138,8 @@ def measure(
 ) -> dict[str, Any]:
     """Over all images of `data`, for the class the model chooses: "settings", curves and areas of every method, and
     "named", the named patches against random ones. The model is left as it was."""
-    mean = explainable(model).normalize.mean
+    device = next(model.parameters()).device
+    mean = torch.tensor(config_of(model)["mean"], device=device).view(1, -1, 1, 1)
     batches = list(data.images.split(batch_size))
     if len(batches[-1]) == 1 or len(data) < 2:
         raise MspcapsError("the map of another image needs at least two images in every batch")

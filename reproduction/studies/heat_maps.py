@@ -13,10 +13,9 @@ import torch
 import tyro
 from torch import Tensor
 
-from mspcaps.capsules import RoutingState
 from mspcaps.evaluation import load_for
-from mspcaps.explanation.explanation import Explanation, explain
-from mspcaps.explanation.heat import effects
+from mspcaps.explanation import Explanation, explain
+from mspcaps.explanation.heat import effects, evidence
 from mspcaps.files import write_json
 from mspcaps.models import load_model
 from reproduction.studies.faithfulness import (
@@ -44,22 +43,15 @@ TITLES = {
 }
 
 
-def norms(model: Any, u: list[Tensor]) -> Tensor:
-    """Primary capsules of every scale -> |s_j| [b, j]: the lengths of the class capsules before squash."""
-    states: list[RoutingState] = []
-    model.route(u, states)
-    return (states[-1].couplings[..., None] * states[-1].votes[-1]).sum(0).norm(dim=-1)
-
-
 def slopes(found: Explanation, ends: list[Tensor], others: list[Tensor], labels: Tensor, image: bool) -> list[Tensor]:
     """Slopes of |s_j| at STEPS points between two ends, capsules or one image: [steps, ...] for each of them."""
-    model: Any = found.model
     steps: list[tuple[Tensor, ...]] = []
     for a in (torch.arange(STEPS) + 0.5) / STEPS:
         points = [(o + a * (e - o)).detach().requires_grad_() for e, o in zip(ends, others, strict=True)]
         with torch.enable_grad():
-            u = model.forward_features(points[0]) if image else points
-            steps.append(torch.autograd.grad(norms(model, u).gather(1, labels[:, None]).sum(), points))
+            scores = found.model(points[0]) if image else found.model.forward_head(points)
+            norms = evidence(found.model, scores)
+            steps.append(torch.autograd.grad(norms.gather(1, labels[:, None]).sum(), points))
     return [torch.stack(one) for one in zip(*steps, strict=True)]
 
 

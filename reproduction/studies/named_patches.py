@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mspcaps.explanation import Explanation
 from mspcaps.explanation.drawing import kind_of
-from mspcaps.explanation.explanation import Explanation
 from mspcaps.explanation.geometry import Scale, members
+from mspcaps.explanation.heat import mean_image
 from mspcaps.explanation.tree import Node, strongest
 
 DRAWS = 8  # of random patches for every image
@@ -70,12 +71,12 @@ def mask_of(patches: Sequence[tuple[Scale, int]]) -> Tensor:
 def drops(found: Explanation, labels: Tensor, seed: int) -> dict[str, Tensor]:
     """How far the score of each image's class falls -> group: [b, 2], its patches covered and random ones (mean)."""
     generator = torch.Generator().manual_seed(seed)
-    x, blank = found.images, found.model.normalize.mean
+    x, blank = found.images, mean_image(found.model, found.images)
 
     def fall(masks: list[Tensor]) -> Tensor:  # [b]
         covered = torch.where(torch.stack(masks)[:, None].to(x.device), blank, x)
         scores = found.model(covered).gather(1, labels[:, None])[:, 0]
-        return (found.lengths.gather(1, labels[:, None])[:, 0] - scores).cpu()
+        return (found.scores.gather(1, labels[:, None])[:, 0] - scores).cpu()
 
     def drawn(one: Named, group: str) -> Tensor:
         if group in INSIDE:

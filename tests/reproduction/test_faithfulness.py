@@ -11,6 +11,7 @@ from torch import Tensor
 import mspcaps
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
+from mspcaps.explanation.tree import vote_shares
 from mspcaps.files import write_json
 from reproduction.pages import render
 from reproduction.studies.faithfulness import (
@@ -161,7 +162,7 @@ def test_named_patches_are_covered_and_as_many_random_ones():
     groups = named_patches(found.parts(1), found.tree(1), 3)
     assert [len(groups[name]) for name in falls] == [7, 1, 3, 3, 3, 3]
     (centre,) = max(found.tree(1).children, key=lambda node: node.effect).children
-    adds = sorted(found.blocks[0].contributions[:, 1, centre.index].tolist(), reverse=True)
+    adds = sorted(vote_shares(found.routing[0], 1, centre.index)[1].tolist(), reverse=True)
     assert [node.contribution for node in groups["mid_adds"]] == pytest.approx(adds[:3])
     covered = found.images[1].clone()
     for node in groups["mid"]:
@@ -195,7 +196,7 @@ def test_a_fall_by_chance_is_the_mean_of_its_draws():
                 for one in named
             ]
             left = model(torch.where(torch.stack(masks)[:, None], model.normalize.mean, found.images))
-            falls.append((found.lengths - left)[range(2), labels])
+            falls.append((found.scores - left)[range(2), labels])
         torch.testing.assert_close(values[:, 1], sum(falls) / 8, rtol=1e-3, atol=1e-6)
 
 

@@ -29,8 +29,8 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
         device: cpu or cuda; default: the GPU if there is one.
         train: Whether to train as well, which takes about a minute; evaluating the shipped weights takes seconds.
     """
-    from mspcaps.report.quickstart import SHIPPED, shipped
-    from mspcaps.report.quickstart import quickstart as run
+    from mspcaps.quickstart import SHIPPED, shipped
+    from mspcaps.quickstart import quickstart as run
 
     ready = shipped(out, device)
     print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")

@@ -74,14 +74,6 @@ def line_chart(
     return "".join([*parts, "</svg>"])
 
 
-def smoothed(values: Sequence[float], over: int) -> list[float]:
-    """Mean of the last `over` values, fewer at the beginning."""
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return [(sums[i] - sums[max(0, i - over)]) / (i - max(0, i - over)) for i in range(1, len(sums))]
-
-
 def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     """Rows are the true classes, columns the answers; ink is the share of the row."""
     cell = 46 if len(classes) <= 12 else max(14, 552 // len(classes))
