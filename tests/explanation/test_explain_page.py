@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.pages.html_checks import assert_self_contained
 
 import mspcaps
 from mspcaps.capsules import RoutingState
@@ -22,6 +21,7 @@ from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.view import choose_classes, make_view, render_page
 from mspcaps.models import save_weights
 from mspcaps.pages import Bar
+from tests.pages.html_checks import assert_self_contained
 
 CLASSES = ["cat & dog", "<b>bird</b>", "a very long name of a class"]
 

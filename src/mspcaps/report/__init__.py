@@ -1,1 +1,5 @@
-"""Tables and pages from a ledger of runs."""
+"""Any ledger as tables and curves."""
+
+from mspcaps.report.write import write_report
+
+__all__ = ["write_report"]
