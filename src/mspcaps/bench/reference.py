@@ -61,7 +61,7 @@ def plain(model: Model) -> Model:
 class EagerReference(Timed):
     """Takes steps on the images, epoch after epoch."""
 
-    form, precision = "eager", "fp32"
+    engine, precision = "eager", "fp32"
 
     def __init__(
         self, model: Model, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,
