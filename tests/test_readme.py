@@ -110,7 +110,7 @@ def test_public_api():
 def test_create_model_from_weights(tmp_path):
     import mspcaps
     from mspcaps.errors import MspcapsError
-    from mspcaps.models.pretrained import save_weights
+    from mspcaps.models import save_weights
 
     torch.manual_seed(0)
     path = tmp_path / "w.safetensors"

@@ -2,7 +2,7 @@
 
 data = mspcaps.load_dataset("cifar10", "test")
 ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
-     Path("results/cifar10/mspcaps_t/paper-seed0.json"), data)
+     Path("results/runs/cifar10/mspcaps_t/paper-seed0.json"), data)
 """
 
 import dataclasses
@@ -16,10 +16,9 @@ from safetensors import safe_open
 
 from mspcaps.data import CATALOG, ImageSet, facts
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.accuracy import Evaluation, Progress, evaluate
-from mspcaps.files import sha256_of, write_atomically
-from mspcaps.models import Model
-from mspcaps.models.pretrained import load_model, save_weights
+from mspcaps.evaluation import Evaluation, evaluate
+from mspcaps.files import Progress, no_progress, sha256_of, write_atomically
+from mspcaps.models import Model, load_model, save_weights
 from mspcaps.models.shipped import SUFFIX, Card, halved, probe, weights_folder
 from mspcaps.training.ledger import device_name, read_run
 from mspcaps.training.recipe import stored_recipe
@@ -34,7 +33,7 @@ def ship(
     data: ImageSet,
     folder: Path | None = None,
     device: torch.device | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Card:
     """Write <model>.<dataset>.safetensors and its card into the package, or into `folder`.
 

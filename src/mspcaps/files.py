@@ -13,8 +13,14 @@ from typing import IO
 
 from mspcaps.errors import MspcapsError
 
+Progress = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
+
 UMASK = os.umask(0)  # can only be read by setting it, for all threads: so once
 os.umask(UMASK)
+
+
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """For callers that do not want to know."""
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | str) -> None:

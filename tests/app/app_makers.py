@@ -16,7 +16,7 @@ import torch
 
 import mspcaps
 from mspcaps.data import facts
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -26,10 +26,10 @@ def weights(path: Path, name: str = "mspcaps_t", data: str = "fashionmnist", cha
     torch.manual_seed(0)
     classes = list(facts(data).classes)
     model = mspcaps.create_model(name, num_classes=len(classes), in_chans=channels)
-    if name.startswith("mspcaps"):
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p *= 0.02 if name.endswith(".position") else 1.0
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("position"):
+                parameter *= 0.02
     save_weights(path, model, classes=classes, recipe={"data": data})
     return path
 

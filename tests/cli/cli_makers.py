@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from mspcaps import create_model
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 
 TINY = ["--model", "mspcaps_t_scale16", "--epochs", "1", "--batch-size", "4", "--device", "cpu"]
 

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, Case]] = {}
 
 
 def case(pattern: str) -> Callable[[Case], Case]:
-    """The pattern is what the sentence must say; the function prepares the mischief and returns the arguments."""
+    """The pattern is what the message must name; the function prepares the mischief and returns the arguments."""
 
     def register(function: Case) -> Case:
         CASES[function.__name__] = (pattern, function)
@@ -35,59 +35,59 @@ def case(pattern: str) -> Callable[[Case], Case]:
     return register
 
 
-@case(r"no model 'mspcaps_tt': did you mean 'mspcaps_t'")
+@case(r"mspcaps_tt")
 def unknown_model(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_tt", "--batch-size", 4]
 
 
-@case(r"no model matches 'caps9\*'")
+@case(r"caps9\*")
 def unknown_pattern(here, patch):
     return ["models", "caps9*"]
 
 
-@case(r"8 x 8 pixels leaves no capsule .* nearest size that works is 13 x 13")
+@case(r"8 x 8.*13 x 13")
 def impossible_size(here, patch):
     return ["models", "mspcaps_t", "--img-size", 8]
 
 
-@case(r"8 x 8 pixels leaves no capsule")
+@case(r"8 x 8")
 def impossible_size_in_training(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t", "--batch-size", 4, "--img-size", 8]
 
 
-@case(r"num_classes is 1, but mspcaps_t needs at least 2")
+@case(r"num_classes is 1")
 def one_class(here, patch):
     return ["models", "mspcaps_t", "--num-classes", 1]
 
 
-@case(r"disc\.safetensors holds weights of mspcaps_t_scale16, which mspcaps_t cannot start from")
+@case(r"disc\.safetensors.*mspcaps_t_scale16")
 def initial_weights_of_another_architecture(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--batch-size", 4, "--init", trained(here / "disc.safetensors")]
 
 
-@case(r"mspcaps ships no weights of mspcaps_t trained on 'cifra10': did you mean mspcaps_t\.cifar10")
+@case(r"cifra10.*mspcaps_t\.cifar10")
 def misspelt_initial_weights(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--batch-size", 4, "--init", "mspcaps_t.cifra10"]
 
 
-@case(r"nowhere/pictures does not exist")
+@case(r"nowhere/pictures")
 def missing_folder(here, patch):
     return ["train", "--data", here / "nowhere/pictures", *TINY]
 
 
-@case(r"empty holds no PNG, JPEG")
+@case(r"pictures/empty")
 def empty_class(here, patch):
     (draw(here / "pictures") / "empty").mkdir()
     return ["train", "--data", here / "pictures", *TINY]
 
 
-@case(r"pictures holds no class folders")
+@case(r"pictures")
 def empty_folder(here, patch):
     (here / "pictures").mkdir()
     return ["train", "--data", here / "pictures", *TINY]
 
 
-@case(r"cannot read .*broken\.png")
+@case(r"broken\.png")
 def broken_png(here, patch):
     picture = draw(here / "pictures") / "disc" / "broken.png"
     Image.effect_noise((16, 16), 90).save(picture)
@@ -95,7 +95,7 @@ def broken_png(here, patch):
     return ["train", "--data", here / "pictures", *TINY]
 
 
-@case(r"refused: it claims (more than|50000x50000)")
+@case(r"huge\.png")
 def huge_png(here, patch):
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -113,21 +113,21 @@ def truncated_archive(here, patch):
     return ["data", "get", "cifar10", "--from", here / "raw"]
 
 
-@case(r"is not MNIST as published")
+@case(r"fake\.npz")
 def wrong_checksum(here, patch):
     arrays = {"x_train": (60_000, 28, 28), "y_train": (60_000,), "x_test": (10_000, 28, 28), "y_test": (10_000,)}
     np.savez(here / "fake.npz", **{name: np.zeros(shape, np.uint8) for name, shape in arrays.items()})
     return ["data", "get", "mnist", "--from", here / "fake.npz"]
 
 
-@case(r"cache/cifar10\.npz is damaged")
+@case(r"cache/cifar10\.npz")
 def damaged_cache(here, patch):
     (here / "cache").mkdir()
     (here / "cache" / "cifar10.npz").write_bytes(b"PK\x03\x04 and then nothing")
     return ["data", "verify", "cifar10"]
 
 
-@case(r"cannot write .*No space left")
+@case(r"No space left")
 def full_disk(here, patch):
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -136,86 +136,86 @@ def full_disk(here, patch):
     return ["train", "--data", draw(here / "pictures"), *TINY]
 
 
-@case(r"cannot write .*plain.*(Not a directory|File exists)")
+@case(r"plain.*(Not a directory|File exists)")
 def unwritable_target(here, patch):
     (here / "plain").write_text("a file where a folder should be")
     return ["train", "--data", draw(here / "pictures"), *TINY, "--out", here / "plain"]
 
 
-@case(r"has no 'epoch': did you mean 'epochs'")
+@case(r"'epoch'.*'epochs'")
 def toml_key(here, patch):
     (here / "recipe.toml").write_text("epoch = 3\n")
     return ["train", "recipe.toml"]
 
 
-@case(r"epochs must be int, not 'three'")
+@case(r"epochs.*'three'")
 def toml_type(here, patch):
     (here / "recipe.toml").write_text('epochs = "three"\n')
     return ["train", "recipe.toml"]
 
 
-@case(r"recipe\.toml is not a valid TOML file")
+@case(r"recipe\.toml")
 def toml_syntax(here, patch):
     (here / "recipe.toml").write_text("epochs = = 3\n")
     return ["train", "recipe.toml"]
 
 
-@case(r"cannot read the recipe nowhere\.toml: No such file")
+@case(r"nowhere\.toml: No such file")
 def missing_toml(here, patch):
     return ["train", "nowhere.toml"]
 
 
-@case(r"no recipe 'paper/cifar10/mspcaps_tt': did you mean 'paper/cifar10/mspcaps_t'")
+@case(r"'paper/cifar10/mspcaps_tt'.*'paper/cifar10/mspcaps_t'")
 def unknown_recipe(here, patch):
     return ["train", "paper/cifar10/mspcaps_tt"]
 
 
-@case(r"say what to train")
+@case(r"--data")
 def no_recipe(here, patch):
     return ["train"]
 
 
-@case(r"'cifar11': did you mean 'cifar10'")
+@case(r"'cifar11'.*'cifar10'")
 def unknown_dataset(here, patch):
     return ["data", "get", "cifar11"]
 
 
-@case(r"run `mspcaps data get cifar10` first")
+@case(r"mspcaps data get cifar10")
 def dataset_not_cached(here, patch):
     return ["train", "paper/cifar10/mspcaps_t"]
 
 
-@case(r"there is no weights file nowhere\.safetensors")
+@case(r"nowhere\.safetensors")
 def weights_missing(here, patch):
     return ["eval", "nowhere.safetensors"]
 
 
-@case(r"cut\.safetensors is not a complete safetensors file")
+@case(r"cut\.safetensors")
 def weights_truncated(here, patch):
     whole = trained(here / "whole.safetensors").read_bytes()
     (here / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
     return ["eval", "cut.safetensors"]
 
 
-@case(r"text\.safetensors is not a complete safetensors file")
+@case(r"text\.safetensors")
 def weights_not_safetensors(here, patch):
     (here / "text.safetensors").write_text("These are not weights, however long this sentence may go on.")
     return ["predict", "text.safetensors", "x.png"]
 
 
-@case(r"sd\.pt is a PyTorch file, but only safetensors is read: .*save_pretrained")
+@case(r"sd\.pt")
 def weights_of_pytorch(here, patch):
     torch.save({"weight": torch.zeros(2)}, here / "sd.pt")
     return ["eval", "sd.pt"]
 
 
-@case(r"was not written by mspcaps")
+@case(r"other\.safetensors")
 def weights_of_someone_else(here, patch):
     save_file({"weight": torch.zeros(2)}, here / "other.safetensors")
     return ["predict", "other.safetensors", "x.png"]
 
 
-@case(r"does not fit the model")
+@case(r"model\.safetensors")
 def weights_of_another_model(here, patch):
     from safetensors import safe_open
 
@@ -228,18 +228,18 @@ def weights_of_another_model(here, patch):
     return ["predict", path, "x.png"]
 
 
-@case(r"a class 'triangle' that the model does not know")
+@case(r"'triangle'")
 def data_of_other_classes(here, patch):
     draw(here / "pictures", ("disc", "triangle"))
     return ["eval", trained(here / "model.safetensors"), "--data", here / "pictures"]
 
 
-@case(r"were trained on pictures, which is not here: give its path with --data")
+@case(r"pictures.*--data")
 def data_that_has_moved(here, patch):
     return ["eval", trained(here / "model.safetensors")]
 
 
-@case(r"the data has changed since .*\.json was written, from 10 training images to 12: train with --overwrite")
+@case(r"10.*12.*--overwrite")
 def data_that_has_changed(here, patch):
     draw(here / "pictures")
     assert main(["train", "--data", "pictures", *TINY]) == 0
@@ -249,12 +249,12 @@ def data_that_has_changed(here, patch):
     return ["train", "--data", "pictures", *TINY]
 
 
-@case(r"a batch of 128 is larger than the training set of 10 images")
+@case(r"128.*10")
 def batch_larger_than_set(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--model", "mspcaps_t_scale16", "--batch-size", 128]
 
 
-@case(r"epochs is -3, but must be at least 1")
+@case(r"epochs.*-3")
 def negative_epochs(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--epochs", -3]
 
@@ -264,13 +264,13 @@ def lr_not_a_number(here, patch):
     return ["train", "--data", draw(here / "pictures"), "--lr", "nan"]
 
 
-@case(r"sees no GPU")
+@case(r"GPU")
 def cuda_without_gpu(here, patch):
     patch.setattr(torch.cuda, "is_available", lambda: False)
     return ["train", "quickstart", "--device", "cuda"]
 
 
-@case(r"no device 'abacus'")
+@case(r"'abacus'")
 def unknown_device(here, patch):
     return ["train", "quickstart", "--device", "abacus"]
 
@@ -278,72 +278,72 @@ def unknown_device(here, patch):
 RUN = "runs/pictures/mspcaps_t_scale16/custom+batch_size=4+epochs=1-seed0"
 
 
-@case(r"checkpoint\.safetensors is not a complete checkpoint")
+@case(r"checkpoint\.safetensors")
 def corrupt_checkpoint(here, patch):
     (here / RUN).mkdir(parents=True)
     (here / RUN / "checkpoint.safetensors").write_bytes(b"half of a checkpoint")
     return ["train", "--data", draw(here / "pictures"), *TINY]
 
 
-@case(r"belongs to another model")
+@case(r"checkpoint\.safetensors")
 def checkpoint_of_another_model(here, patch):
     save_checkpoint(here / RUN / "checkpoint.safetensors", {"x": torch.zeros(1)}, {"recipe": {}})
     return ["train", "--data", draw(here / "pictures"), *TINY]
 
 
-@case(r"sweep\.toml must hold a list of \[\[runs\]\]")
+@case(r"sweep\.toml")
 def empty_sweep(here, patch):
     (here / "sweep.toml").write_text("")
     return ["sweep", "sweep.toml"]
 
 
-@case(r"--budget is 'soon', but must be a time such as 540s, 9m or 2h")
+@case(r"'soon'")
 def bad_budget(here, patch):
     (here / "sweep.toml").write_text('[[runs]]\nrecipe = "quickstart"\n')
     return ["sweep", "sweep.toml", "--budget", "soon"]
 
 
-@case(r"name at least one picture")
+@case(r"picture")
 def nothing_to_predict(here, patch):
     return ["predict", trained(here / "model.safetensors")]
 
 
-@case(r"one of the arguments is empty")
+@case(r"empty")
 def empty_argument(here, patch):
     return ["train", "--data", draw(here / "pictures"), *TINY, "--out", ""]
 
 
-@case(r"pictures/mspcaps_t_scale16/.* lies among the class folders of pictures: choose another folder with --out")
+@case(r"--out")
 def runs_among_the_pictures(here, patch):
     draw(here / "pictures")
     return ["train", "--data", "pictures", *TINY, "--out", "."]
 
 
-@case(r"lies among the class folders of \.: choose another folder with --out")
+@case(r"--out")
 def training_inside_the_pictures(here, patch):
     patch.chdir(draw(here / "pictures"))
     return ["train", "--data", ".", *TINY]
 
 
-@case(r"lies among the class folders of .*: choose another folder with --results")
+@case(r"--results")
 def ledger_among_the_pictures(here, patch):
     draw(here / "pictures" / "train")
     draw(here / "pictures" / "val")
     return ["train", "--data", here / "pictures", *TINY, "--results", here / "pictures" / "val"]
 
 
-@case(r"cannot resolve a path, so write it in full: Could not determine home directory")
+@case(r"home")
 def home_of_nobody(here, patch):
     return ["train", "--data", "~nobody-of-this-name/pictures", *TINY]
 
 
-@case(r"Symlink loop|there is no data set, folder")
+@case(r"loop")
 def link_to_itself(here, patch):
     (here / "loop").symlink_to("loop")
     return ["train", "--data", "loop", *TINY]
 
 
-@case(r"there is no home folder to keep data sets in: set MSPCAPS_DATA to a folder")
+@case(r"MSPCAPS_DATA")
 def no_home(here, patch):
     def homeless(path: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -354,48 +354,48 @@ def no_home(here, patch):
     return ["data", "list"]
 
 
-@case(r"num_classes is 99999999999999999999, but must be less than")
+@case(r"99999999999999999999")
 def more_classes_than_can_be_counted(here, patch):
     return ["models", "mspcaps_t", "--num-classes", 99999999999999999999]
 
 
-@case(r"img_size is 100000000, but must be less than")
+@case(r"100000000")
 def larger_images_than_can_be_counted(here, patch):
     return ["models", "mspcaps_t", "--img-size", 100_000_000]
 
 
-@case(r"cannot read model\.safetensors: Permission denied")
+@case(r"model\.safetensors: Permission denied")
 def weights_that_may_not_be_read(here, patch):
     forbid(trained(here / "model.safetensors"), patch)
     return ["predict", "model.safetensors", "x.png"]
 
 
-@case(r"cannot read images\.npz: Permission denied")
+@case(r"images\.npz: Permission denied")
 def npz_that_may_not_be_read(here, patch):
     np.savez(here / "images.npz", images=np.zeros((4, 16, 16), np.uint8), labels=[0, 1, 0, 1])
     forbid(here / "images.npz", patch)
     return ["train", "--data", "images.npz", *TINY]
 
 
-@case(r"cannot read .*checkpoint\.safetensors: Permission denied$")  # and no advice to remove it
+@case(r"checkpoint\.safetensors: Permission denied$")  # and no advice to remove it
 def checkpoint_that_may_not_be_read(here, patch):
     save_checkpoint(here / RUN / "checkpoint.safetensors", {"x": torch.zeros(1)}, {"recipe": {}})
     forbid(here / RUN / "checkpoint.safetensors", patch)
     return ["train", "--data", draw(here / "pictures"), *TINY]
 
 
-@case(r"cannot write plain/x\.pt2: Not a directory")
+@case(r"plain/x\.pt2: Not a directory")
 def file_in_place_of_a_folder(here, patch):
     (here / "plain").write_text("a file where a folder should be")
     return ["export", trained(here / "model.safetensors"), "plain/x.pt2"]
 
 
-@case(r"which is not here: give its path with --calibrate")
+@case(r"--calibrate")
 def calibration_data_that_has_moved(here, patch):
     return ["export", trained(here / "model.safetensors"), "model.onnx", "--int8"]
 
 
-@case(r"cannot read nowhere\.md: No such file or directory$")
+@case(r"nowhere\.md: No such file")
 def missing_readme(here, patch):
     (here / "results").mkdir()
     return ["report", "--readme", "nowhere.md"]
@@ -414,10 +414,9 @@ def forbid(forbidden: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 HEADERS = {
-    "model": [({"name": 3}, "was not written by mspcaps"), ({"num_classes": "two"}, "the model has two"),
-              ({"img_size": "big"}, r"changed\.safetensors: img_size is 'big'")],
-    "classes": [(["disc", "disc"], "two classes in its header have the same name")],
-    "recipe": [({"data": 3}, "the data of the recipe in its header is 3")],
+    "model": [({"name": 3}, ""), ({"num_classes": "two"}, "two"), ({"img_size": "big"}, "img_size.*'big'")],
+    "classes": [(["disc", "disc"], "")],
+    "recipe": [({"data": 3}, "3")],
 }  # fmt: skip
 
 
@@ -441,13 +440,13 @@ def rewritten(here: Path, key: str, change: object, cast: torch.dtype | None = N
 def test_weights_whose_header_was_changed(key, change, pattern, say, place):
     spoken = say("eval", rewritten(place, key, change))
     assert spoken.status == 2
-    assert re.fullmatch(rf"error: .*{pattern}.*\n", spoken.err)
+    assert re.fullmatch(rf"error: .*changed\.safetensors.*{pattern}.*\n", spoken.err)
 
 
 def test_weights_of_whole_numbers_are_refused(say, place):
     spoken = say("predict", rewritten(place, "model", {}, torch.int8), "x.png")
     assert spoken.status == 2
-    assert re.search(r"does not fit the model: .* is torch\.int8, not torch\.float32", spoken.err)
+    assert re.search(r"torch\.int8.*torch\.float32", spoken.err)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -466,51 +465,42 @@ def test_one_clear_sentence(name, say, place, monkeypatch):
     assert not [path for path in left if path.suffix in (".part", ".json", ".safetensors", ".npz")], left
 
 
-UNPARSED = {
-    "train --epochs many": "--epochs takes a whole number, not 'many'",
-    "train --batch_size=3.5": "--batch-size takes a whole number, not '3.5'",
-    "train quickstart --lr 1e --epochs 3": "--lr takes a number, not '1e'",
-    "train --epochs": "--epochs takes a whole number, but none is given",
-    "train --epohcs 3": "mspcaps train has no option '--epohcs': did you mean '--epochs'?",
-    "train --no-flip": "mspcaps train has no option '--no-flip': did you mean '--augment.flip'?",
-    "train --rotate=3": "mspcaps train has no option '--rotate': did you mean '--augment.rotate'?",
-    "train --form fast": "--form takes eager, compiled or captured, not 'fast'",
-    "bench train --packed four": "--packed takes a whole number, not 'four'",
-    "bench tran": "WHAT takes train or infer, not 'tran': did you mean 'train'?",
-    "bench": "mspcaps bench needs WHAT (train or infer)",
-    "models --num-classes 1e3 mspcaps_t": "--num-classes takes a whole number, not '1e3'",
-    "models --img-size 32 x --in-chans 3": "--img-size takes whole numbers, not '32 x'",
-    "eval": "mspcaps eval needs WEIGHTS",
-    "eval --dta x": "mspcaps eval has no option '--dta': did you mean '--data'?",
-    "eval --pretraned x": "mspcaps eval has no option '--pretraned'",  # its help speaks of `models --pretrained`
-    "eval some extra": "mspcaps eval does not expect 'extra'",
-    "eval some --split tset": "--split takes train, test or all, not 'tset': did you mean 'test'?",
-    "export": "mspcaps export needs WEIGHTS and OUT",
-    "data get": "mspcaps data get needs NAME",
-    "data get mnist --from": "--from takes a path, but none is given",
-    "data gte mnist": "there is no command 'gte': did you mean 'get'?",
-    "trian": "there is no command 'trian': did you mean 'train'?",
-    "fly": "there is no command 'fly'",
-    "--epochs 3 train": "mspcaps has no option '--epochs'",
-    "--tyro-print-completion sh": "--tyro-print-completion takes bash, zsh, tcsh or fish",
+UNPARSED = {  # the arguments -> what the message must name
+    "train --epochs many": "--epochs.*many",
+    "train --batch_size=3.5": "--batch-size.*3.5",
+    "train quickstart --lr 1e --epochs 3": "--lr.*1e",
+    "train --epochs": "--epochs",
+    "train --epohcs 3": "--epohcs.*--epochs",
+    "train --no-flip": "--no-flip.*--augment.flip",
+    "train --rotate=3": "--rotate",
+    "train --form fast": "--form",
+    "bench train --packed four": "--packed.*four",
+    "bench tran": "tran.*train",
+    "bench": "WHAT",
+    "models --num-classes 1e3 mspcaps_t": "--num-classes.*1e3",
+    "models --img-size 32 x --in-chans 3": "--img-size.*x",
+    "eval": "WEIGHTS",
+    "eval some --dta x": "--dta.*--data",
+    "eval some extra": "extra",
+    "eval some --split tset": "tset.*test",
+    "export": "WEIGHTS.*OUT",
+    "data get": "NAME",
+    "data get mnist --from": "--from",
+    "data gte mnist": "'gte'.*'get'",
+    "trian": "'trian'.*'train'",
+    "fly": "'fly'",
+    "--epochs 3 train": "--epochs",
+    "--tyro-print-completion sh": "sh",
 }
 
 
 @pytest.mark.parametrize("line", UNPARSED)
-def test_arguments_that_do_not_parse(line, say):
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_arguments_that_do_not_parse(line, columns, say, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
     spoken = say(*line.split())
     assert (spoken.status, spoken.out) == (2, "")
-    why = UNPARSED[line]
-    where = re.fullmatch(rf"error: {re.escape(why)}{' See' if why[-1] == '?' else ': see'} `(.*) --help`\n", spoken.err)
-    assert where, spoken.err
-    assert say(*where[1].split()[1:], "--help").status == 0
-
-
-def test_a_tyro_that_does_not_tell_what_is_wrong_says_it_itself(say, monkeypatch):
-    monkeypatch.delattr("tyro._errors.on_parse_error")
-    spoken = say("train", "--epochs", "many")
-    assert spoken.status == 2
-    assert "--epochs" in spoken.err
+    assert re.fullmatch(rf"error: .*{UNPARSED[line]}.*\n", spoken.err), spoken.err
 
 
 def test_a_broken_picture_spoils_no_other(say, place):
@@ -519,7 +509,7 @@ def test_a_broken_picture_spoils_no_other(say, place):
     spoken = say("predict", trained(place / "model.safetensors"), place / "pictures", "--top", 1)
     assert spoken.status == 1
     assert len(spoken.out.splitlines()) == 11
-    assert re.fullmatch(r"error: cannot read .*disc/1\.png: .*\n", spoken.err)
+    assert re.fullmatch(r"error: .*disc/1\.png.*\n", spoken.err)
 
 
 def test_a_folder_that_may_not_be_read_is_not_passed_over_in_silence(say, place, monkeypatch):
@@ -533,7 +523,8 @@ def test_a_folder_that_may_not_be_read_is_not_passed_over_in_silence(say, place,
 
     monkeypatch.setattr(os, "scandir", scandir)
     spoken = say("predict", trained(place / "model.safetensors"), "pictures")
-    assert (spoken.status, spoken.err) == (1, "error: cannot read pictures/disc: Permission denied\n")
+    assert spoken.status == 1
+    assert re.fullmatch(r"error: .*pictures/disc: Permission denied\n", spoken.err)
     assert len(spoken.out.splitlines()) == 6
 
 
@@ -547,7 +538,7 @@ def subprocess_of(*args: str, stdout: object = subprocess.PIPE) -> subprocess.Co
 def test_as_a_process():
     done = subprocess_of("train", "paper/nowhere")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"error: there is no recipe 'paper/nowhere': .*\n", done.stderr)
+    assert re.fullmatch(r"error: .*'paper/nowhere'.*\n", done.stderr)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -555,7 +546,7 @@ def test_output_on_a_full_disk():
     with open("/dev/full", "w") as full:
         done = subprocess_of("train", "--list", stdout=full)
     assert done.returncode == 2
-    assert done.stderr == "error: the disk is full\n"
+    assert re.fullmatch(r"error: .*full.*\n", done.stderr)
 
 
 def test_a_reader_that_has_seen_enough():

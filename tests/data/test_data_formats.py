@@ -52,10 +52,10 @@ def test_bad_idx_is_named(content: bytes, reason: str) -> None:
 def test_gzip_is_read_plain_or_packed_and_never_beyond_its_limit(tmp_path: Path) -> None:
     write_files(tmp_path, {"plain": b"hello", "packed": gzip.compress(b"hello"), "bomb": gzip.compress(b"\0" * 5000)})
     assert read_gzip(tmp_path / "plain") == read_gzip(tmp_path / "packed") == b"hello"
-    with pytest.raises(MspcapsError, match="more than 4000 bytes"):
+    with pytest.raises(MspcapsError, match="4000"):
         read_gzip(tmp_path / "bomb", limit=4000)
     (tmp_path / "cut").write_bytes(gzip.compress(b"hello" * 100)[:-9])
-    with pytest.raises(MspcapsError, match=r"cannot read .*cut"):
+    with pytest.raises(MspcapsError, match="cut"):
         read_gzip(tmp_path / "cut")
     with pytest.raises(MspcapsError, match="No such file"):
         read_gzip(tmp_path / "absent")
@@ -66,9 +66,9 @@ def test_cifar_batch_is_planes_of_red_green_blue() -> None:
     images, labels = parse_cifar_batch(content * 2, "batch")
     assert images.shape == (2, 3, 32, 32) and labels.tolist() == [7, 7]
     assert [bytes(images[1, c, 0, :1]) for c in range(3)] == [b"r", b"g", b"b"]
-    with pytest.raises(MspcapsError, match="3072 bytes, which is not a whole number of 3073-byte"):
+    with pytest.raises(MspcapsError, match=r"3072.*3073"):
         parse_cifar_batch(content[:-1], "batch")
-    with pytest.raises(MspcapsError, match="label 200"):
+    with pytest.raises(MspcapsError, match="200"):
         parse_cifar_batch(b"\xc8" + content[1:], "batch")
 
 
@@ -81,7 +81,7 @@ def test_mosaic_rows_become_the_official_bytes(tmp_path: Path) -> None:
     assert y.tolist() == [4, 0, 9]
     for n in range(3):
         assert x[n, 2, 5, 17] == images[n, 5, 17, 2] and x[n, 0, 31, 1] == images[n, 31, 1, 0]
-    with pytest.raises(MspcapsError, match="1024x3 pixels instead of 1024x2"):
+    with pytest.raises(MspcapsError, match=r"1024x3.*1024x2"):
         cifar_batch_from_mosaic(tmp_path / "batch.png", labels[:2])
 
 
@@ -140,7 +140,7 @@ def test_damaged_mat_never_escapes_as_another_exception(data: st.DataObject) -> 
 def test_digest_mismatch_names_file_and_both_sums() -> None:
     check_digest(b"a", "md5:0cc175b9c0f1b6a831c399e269772661", "f")
     check_digest(b"a", "sha256:" + hashlib.sha256(b"a").hexdigest(), "f")
-    with pytest.raises(MspcapsError, match="f has md5 92eb5ffee6ae2fec3ad71c777531578f instead of 0cc175"):
+    with pytest.raises(MspcapsError, match=r"92eb5ffee6ae2fec3ad71c777531578f.*0cc175"):
         check_digest(b"b", "md5:0cc175b9c0f1b6a831c399e269772661", "f")
 
 
@@ -153,7 +153,7 @@ def test_layouts_are_told_by_shape() -> None:
             layout_of(shape, "mine")
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3), np.uint8)
     assert to_nchw(images, "x")[1, 2, 4, 3] == images[1, 4, 3, 2]
-    with pytest.raises(MspcapsError, match="must be uint8"):
+    with pytest.raises(MspcapsError, match="uint8"):
         to_nchw(images.astype(np.float32), "x")
 
 
@@ -231,5 +231,5 @@ def test_packed_parts_that_lie_are_refused(tmp_path: Path) -> None:
         assert reason in str(caught.value)
     manifest.write_text(good)
     (tmp_path / "p" / "train-01.webp").write_bytes(png_header(30000, 30000))
-    with pytest.raises(MspcapsError, match="is refused"):
+    with pytest.raises(MspcapsError, match=r"train-01\.webp"):
         read_packed(tmp_path / "p")

@@ -12,6 +12,7 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import confidence, evaluate
 from mspcaps.evaluation.accuracy import calibration_error
+from mspcaps.files import no_progress
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,20 @@ def test_against_a_loop(model, data):
 
 def test_progress_reaches_the_end(model, data):
     seen = []
-    evaluate(model, data, batch_size=20, progress=lambda done, total: seen.append((done, total)))
+    evaluate(model, data, batch_size=20, progress=lambda what, done, total: seen.append((done, total)))
     assert seen == [(20, 44), (40, 44), (44, 44)]
+
+
+def test_floats_are_measured_as_bytes_are(model, data):
+    expected = evaluate(model, data)
+    found = evaluate(model, (data.images.float() / 255, data.labels))
+    assert torch.equal(found.scores, expected.scores) and found.accuracy == expected.accuracy
+    assert torch.equal(evaluate(model, (data.images, data.labels)).scores, expected.scores)
+    for images in (data.images.float(), data.images.float() / 255 - 0.1, data.images.long(), data.images / 0.0):
+        with pytest.raises(MspcapsError, match=r"float32|int64"):
+            evaluate(model, (images, data.labels))
+    with pytest.raises(MspcapsError, match="10"):
+        evaluate(model, (data.images, data.labels + 5))
 
 
 def test_a_class_without_images_has_no_accuracy(model, data):
@@ -73,9 +86,9 @@ def test_a_class_without_images_has_no_accuracy(model, data):
 
 def test_confidence():
     lengths = torch.tensor([[0.9, 0.3], [0.0, 0.0], [0.2, 0.6]])
-    assert confidence(lengths, True).tolist() == pytest.approx([0.9, 0.0, 0.6])
+    assert confidence(lengths, "lengths").tolist() == pytest.approx([0.9, 0.0, 0.6])
     logits = torch.tensor([[0.0, math.log(3.0)], [-5.0, -5.0]])
-    assert confidence(logits, False).tolist() == pytest.approx([0.75, 0.5])
+    assert confidence(logits, "logits").tolist() == pytest.approx([0.75, 0.5])
 
 
 def test_calibration_error():
@@ -94,18 +107,18 @@ def test_a_confidence_on_the_edge_of_two_bins_belongs_to_the_lower_one():
 
 
 def test_what_does_not_fit_is_refused(model, data):
-    with pytest.raises(MspcapsError, match="takes images of 1 x 16 x 16"):
+    with pytest.raises(MspcapsError, match="1 x 16 x 16"):
         evaluate(model, data.resized((32, 32)))
-    with pytest.raises(MspcapsError, match="has 10 classes, but more has 11"):
+    with pytest.raises(MspcapsError, match=r"10.*11"):
         evaluate(model, ImageSet(data.images, data.labels, (*data.classes, "hat"), "more"))
-    with pytest.raises(MspcapsError, match="at least 1"):
+    with pytest.raises(MspcapsError, match="batch_size is 0"):
         evaluate(model, data, batch_size=0)
 
 
 def test_another_numbering_of_the_classes_is_refused(data):
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
     model.metadata = {"classes": [data.classes[1], data.classes[0], *data.classes[2:]]}
-    with pytest.raises(MspcapsError, match=f"class 0 is '{data.classes[1]}' for the model and '{data.classes[0]}' in"):
+    with pytest.raises(MspcapsError, match=f"{data.classes[1]}.*{data.classes[0]}"):
         evaluate(model, data)
     model.metadata = {"classes": list(data.classes)}
     assert evaluate(model, data).n == len(data)
@@ -120,13 +133,13 @@ def test_the_loss_is_the_models_own(data):
 
 def test_a_frozen_norm_stays_frozen_even_if_evaluation_is_stopped(data):
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16).train()
-    model.blocks[0].first.bn.eval()
+    model.backbone.blocks[0].first.bn.eval()
     modes = [module.training for module in model.modules()]
 
-    def stop(done: int, of: int) -> None:
+    def stop(what: str, done: int, total: int | None) -> None:
         raise KeyboardInterrupt
 
-    for progress in (None, stop):
+    for progress in (no_progress, stop):
         with contextlib.suppress(KeyboardInterrupt):
             evaluate(model, data, progress=progress)
         assert [module.training for module in model.modules()] == modes
@@ -135,11 +148,11 @@ def test_a_frozen_norm_stays_frozen_even_if_evaluation_is_stopped(data):
 def test_a_model_may_say_whether_its_scores_are_lengths(data):
     torch.manual_seed(0)
     found = evaluate(create_model("mspcaps_t_linear_margin", in_chans=1, img_size=16), data)
-    assert found.confidence == pytest.approx(100 * confidence(found.scores, True).mean().item())
+    assert found.confidence == pytest.approx(100 * confidence(found.scores, "lengths").mean().item())
     model = create_model("mspcaps_t_scale16", in_chans=1, img_size=16)
-    model.scores_are_lengths = False  # of a routing whose class capsules go through one more layer
+    model.scores = "logits"  # of a routing whose class capsules go through one more layer
     found = evaluate(model, data)
-    assert found.confidence == pytest.approx(100 * confidence(found.scores, False).mean().item())
+    assert found.confidence == pytest.approx(100 * confidence(found.scores, "logits").mean().item())
 
 
 def test_a_model_without_a_loss_has_none(data):

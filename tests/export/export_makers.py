@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from mspcaps import create_model
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import save_weights
 
 CLASSES = ["cat", "dog"]
 SOURCE = Path(__file__).parents[2] / "src"

@@ -11,8 +11,8 @@ from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import evaluate
 from mspcaps.files import sha256_of
+from mspcaps.models import load_model, save_weights
 from mspcaps.models import shipped as weights
-from mspcaps.models.pretrained import load_model, save_weights
 from mspcaps.training import Recipe, train
 from tools import ship
 

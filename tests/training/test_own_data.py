@@ -17,8 +17,7 @@ from training_makers import bars
 import mspcaps
 from mspcaps.data import Augmentation, FolderImages, ImageSet, load_dataset
 from mspcaps.errors import MspcapsError
-from mspcaps.models import register_model, registry
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import register_model, registry, save_weights
 from mspcaps.training import Recipe, Trainer, ledger, train
 from mspcaps.training.images import fitting_batch, load_images
 from mspcaps.training.loader import Loader, StreamingLoader

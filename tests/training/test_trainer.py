@@ -22,8 +22,7 @@ from training_makers import bars
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.models import create_model, register_model, registry
-from mspcaps.models.pretrained import load_model
+from mspcaps.models import create_model, load_model, register_model, registry
 from mspcaps.models.summary import summarize
 from mspcaps.training import Engine, Recipe, Trainer, device, evaluator, ledger, sweep, train, trainer
 from mspcaps.training.checkpoint import run_folder

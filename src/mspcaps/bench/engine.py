@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mspcaps.bench.timing import Timed
 from mspcaps.data import Augmentation, ImageSet, facts
-from mspcaps.models import create_model
+from mspcaps.models import Model, create_model
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Recipe
@@ -42,18 +42,19 @@ class Task:
         labels = torch.randint(self.num_classes, (self.images,), generator=generator)
         return ImageSet(images, labels, tuple(map(str, range(self.num_classes))), "synthetic")
 
-    def model(self, name: str, seed: int = 0) -> nn.Module:
+    def model(self, name: str, seed: int = 0) -> Model:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return create_model(name, self.num_classes, CIFAR10.channels, self.img_size, CIFAR10.mean, CIFAR10.std)
+            return create_model(
+                name, num_classes=self.num_classes, in_chans=CIFAR10.channels, img_size=self.img_size,
+                mean=CIFAR10.mean, std=CIFAR10.std,
+            )  # fmt: skip
 
 
 class EngineRun(Timed):
     """Takes the trainer's steps, epoch after epoch."""
 
-    def __init__(
-        self, model: nn.Module, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0) -> None:
         device = data.images.device
         self.device, self.engine = device, choose_engine(engine, device)
         self.loader = Loader(data, task.batch_size, AUGMENT, seed)

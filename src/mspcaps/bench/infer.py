@@ -12,10 +12,9 @@ from mspcaps.bench.engine import CIFAR10, Task
 from mspcaps.bench.result import environment, yardstick
 from mspcaps.bench.timing import Effort, Timed, quantile, significant, time_interleaved, timed
 from mspcaps.errors import MspcapsError, first_line
-from mspcaps.export.graphs import to_onnx, traced
-from mspcaps.export.metadata import INPUT
+from mspcaps.export.graphs import to_onnx, trace
 from mspcaps.export.model import describe
-from mspcaps.export.runner import open_session
+from mspcaps.export.runner import INPUT, open_session
 from mspcaps.models import summarize
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.device import working_precision
@@ -110,7 +109,7 @@ def bench_infer(
     device: torch.device | None = None,
     batch_size: int | None = None,
     quick: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Measure; `batch_size` is the largest batch that throughput is tried with."""
     device = device or torch.device("cpu")
@@ -125,16 +124,16 @@ def bench_infer(
         "what": "infer", "model": model, "quick": quick, "environment": environment(device),
         "conventions": CONVENTIONS, "precision": "fp32" if working_precision(device) is None else "bf16",
     }  # fmt: skip
-    works, fails = prepare(names, device, quick, say)
+    works, fails = prepare(names, device, quick, log)
     if ("ours", "onnxruntime") in works:
         result["environment"]["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")
-    say("latency of one image")
+    log("latency of one image")
     latency = latencies(works, device, calls=5 if quick else 300)
     rows: dict[tuple[str, str], dict[str, Any]] = {
         key: {"form": key[1], "latency_ms": latency[key], "throughput": []} for key in works
     }
     for batch in batches:
-        say(f"throughput at batch {batch}")
+        log(f"throughput at batch {batch}")
         for key, (median, low, high) in throughput(works, device, batch, Effort.for_device(device, quick)).items():
             times = {"median": median, "lowest": high, "highest": low}  # the longest time is the lowest rate
             rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
@@ -146,7 +145,7 @@ def bench_infer(
 
 
 def prepare(
-    names: dict[str, str], device: torch.device, quick: bool, say: Callable[[str], None]
+    names: dict[str, str], device: torch.device, quick: bool, log: Callable[[str], None]
 ) -> tuple[Works, dict[str, str]]:
     """-> what runs here, and which forms do not, with the reason."""
     works: Works = {}
@@ -158,11 +157,11 @@ def prepare(
         forms = forms[:2]
     for form in forms:
         for who, name in names.items():
-            say(f"preparing {name}, {form}")
+            log(f"preparing {name}, {form}")
             model = Task().model(name)
             try:
                 if form == "onnxruntime":
-                    forward: Forward | OnnxForward = OnnxForward(to_onnx(traced(model), describe(model)))
+                    forward: Forward | OnnxForward = OnnxForward(to_onnx(trace(model), describe(model)))
                 else:
                     forward = Forward(model, form, device)
                 forward.prepare(images(1))

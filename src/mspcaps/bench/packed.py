@@ -20,16 +20,16 @@ from mspcaps.training.recipe import Recipe
 from mspcaps.training.sweep import run_sweep, share_of_device
 from mspcaps.training.trainer import Trainer
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 ROUNDS, EPOCHS = 2, 25  # of whole runs
 PATIENCE = 600.0  # seconds for all of them to be compiled
 
 
 def pack(
-    model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, say: Say
+    model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, log: Log
 ) -> dict[str, Any]:
     """`count` runs side by side against one alone: how much more gets done in the same time."""
-    say(f"timing {count} runs side by side")
+    log(f"timing {count} runs side by side")
     data = task.data().to(device)
     runs = [EngineRun(task.model(model, seed), data, task, seed=seed) for seed in range(count)]
     together = PackedRuns(runs)
@@ -43,7 +43,7 @@ def pack(
     }
     if count * share_of_device(replace(PAPER, model=model, img_size=task.img_size), device) > 1 or quick:
         return found  # a sweep would not run so many at a time
-    say(f"timing a sweep of {count} runs")
+    log(f"timing a sweep of {count} runs")
     return found | {"sweep": sweep(model, task, device, count)}
 
 

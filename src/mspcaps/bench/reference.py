@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from mspcaps.bench.timing import Timed
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import BatchNorm, Conv3x3
+from mspcaps.models import Model
+from mspcaps.models.layers import BatchNorm
 from mspcaps.training import Recipe
 
 PREFETCH = 2  # batches that each worker keeps ready, PyTorch's default
@@ -49,20 +50,12 @@ def random_crop(image: Tensor, padding: int) -> Tensor:
     return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
 
 
-def plain(model: nn.Module) -> nn.Module:
+def plain(model: Model) -> Model:
     """The same parameters and the same maths in PyTorch's own layers: none of our kernels, whatever the device."""
     for module in model.modules():
-        if type(module) is Conv3x3:
-            module.__class__ = nn.Conv2d  # type: ignore[assignment]
-        elif type(module) is BatchNorm:
+        if type(module) is BatchNorm:
             module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
-        elif hasattr(module, "runs_fused"):
-            module.runs_fused = never  # type: ignore[assignment]
     return model
-
-
-def never(x: Tensor) -> bool:
-    return False
 
 
 class EagerReference(Timed):
@@ -71,11 +64,11 @@ class EagerReference(Timed):
     engine, precision = "eager", "fp32"
 
     def __init__(
-        self, model: nn.Module, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,
+        self, model: Model, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,
         workers: int | None = None,
     ) -> None:  # fmt: skip
         self.model, self.device = plain(model).to(device).train(), device
-        self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
+        self.loss: Callable[[Tensor, Tensor], Tensor] = model.criterion
         self.workers = min(4, os.cpu_count() or 1) if workers is None else workers
         self.loader = DataLoader(
             AugmentedPictures(data, augment),

@@ -8,7 +8,7 @@ Rows = list[tuple[str, ...]]
 Table = tuple[tuple[str, ...], Rows]
 
 
-def shown(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
+def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
     """The tables of a result and the notes below them."""
     if result["what"] == "train":
         return training_tables(result), training_notes(result)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Task
-from mspcaps.bench.packed import Say, pack
+from mspcaps.bench.packed import Log, pack
 from mspcaps.bench.reference import EagerReference
 from mspcaps.bench.result import environment, yardstick
 from mspcaps.bench.timing import (
@@ -46,7 +46,7 @@ def bench_train(
     scaling: bool = False,
     packed: int | None = None,
     quick: bool = False,
-    say: Say = lambda line: None,
+    log: Log = lambda line: None,
 ) -> dict[str, Any]:
     """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side."""
     device = device or torch.device("cpu")
@@ -60,11 +60,11 @@ def bench_train(
         "conventions": CONVENTIONS, "batch_size": batch_size,
     }  # fmt: skip
     task = Task(batch_size, images=2 * batch_size if quick else max(CIFAR10.train, batch_size))
-    result |= compare(model, other, task, device, effort, quick, say)
+    result |= compare(model, other, task, device, effort, quick, log)
     if scaling:
-        result["scaling"] = grow(model, device, effort, points(task, quick), say)
+        result["scaling"] = grow(model, device, effort, points(task, quick), log)
     if packed:
-        result["packed"] = pack(model, task, device, effort, packed, quick, say)
+        result["packed"] = pack(model, task, device, effort, packed, quick, log)
     return result
 
 
@@ -78,7 +78,7 @@ def check(device: torch.device, batch_size: int, packed: int | None) -> None:
 
 
 def compare(
-    model: str, other: str, task: Task, device: torch.device, effort: Effort, quick: bool, say: Say
+    model: str, other: str, task: Task, device: torch.device, effort: Effort, quick: bool, log: Log
 ) -> dict[str, Any]:
     """Ours, the reference, the ResNet and a matrix product, each block of one after a block of the others."""
     data = task.data()
@@ -96,17 +96,17 @@ def compare(
     others = [] if quick else [also for also in ENGINES.get(device.type, ()) if also != engine]
     makers |= {f"ours_{also}": partial(EngineRun, task.model(model), on_device, task, also) for also in others}
     for name, make in makers.items():
-        say(f"preparing {name.replace('_', ', ')}")
+        log(f"preparing {name.replace('_', ', ')}")
         peak = PeakMemory(device)
         try:
             variant = make()
             memory[name] = peak.bytes_of(variant, variant.resident)
         except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
-            say(f"left out: {first_line(error.inner_exception)}")
+            log(f"left out: {first_line(error.inner_exception)}")
             continue
         built[name] = variant
     product = MatrixProduct(device, working_precision(device) or torch.float32, quick)
-    say("timing them alternately")
+    log("timing them alternately")
     timings = time_interleaved({**built, "matmul": product}, device, effort)
     matmul = product.to_dict(timings.pop("matmul"))
     variants = {}
@@ -156,16 +156,16 @@ def points(task: Task, quick: bool) -> dict[str, list[Task]]:
 
 
 def grow(
-    model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], say: Say
+    model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], log: Log
 ) -> dict[str, list[dict[str, Any]]]:
     """The cost of ours along each axis, all points interleaved."""
     effort = replace(effort, repeats=min(5, effort.repeats), seconds=effort.seconds / 4)
     runs: dict[Task, EngineRun] = {}
     for task in [task for tasks in along.values() for task in tasks]:
         if task not in runs:  # the axes meet in one point
-            say(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
+            log(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
             runs[task] = EngineRun(task.model(model), task.data().to(device), task)
-    say("timing them alternately")
+    log("timing them alternately")
     timings = time_interleaved(runs, device, effort)
     rows: dict[str, list[dict[str, Any]]] = {axis: [] for axis in along}
     for axis, tasks in along.items():

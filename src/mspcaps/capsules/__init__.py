@@ -8,8 +8,10 @@ from mspcaps.capsules.routing import (
     MeanAgreementRouting,
     RoutingState,
     SelfAgreementRouting,
+    States,
 )
 from mspcaps.capsules.squash import length, squash
+from mspcaps.capsules.votes import cast_votes
 
 __all__ = [
     "CrossAgreementRouting",
@@ -18,6 +20,8 @@ __all__ = [
     "PatchifyCaps",
     "RoutingState",
     "SelfAgreementRouting",
+    "States",
+    "cast_votes",
     "length",
     "margin_loss",
     "squash",

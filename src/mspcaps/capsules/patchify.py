@@ -1,10 +1,19 @@
 """PatchifyCaps, Algorithm 1 of the paper: one patch, one capsule."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Grid = tuple[int, int]  # rows and columns of capsules
+
+
+class OnGrid(NamedTuple):
+    """Where the rows of a tensor belong: on this grid, row-major, and on another one they can be interpolated."""
+
+    rows: int
+    columns: int
 
 
 class PatchifyCaps(nn.Module):
@@ -24,10 +33,19 @@ class PatchifyCaps(nn.Module):
     def extra_repr(self) -> str:
         return f"grid={self.grid}, patch={self.patch}"
 
+    def tensor_places(self) -> dict[str, OnGrid]:
+        return {"position": OnGrid(*self.grid)}
+
     def forward(self, f: Tensor) -> Tensor:
-        u = F.avg_pool2d(f, self.patch)  # [b, c, rows, columns]
-        return self.embed(u.permute(0, 2, 3, 1).flatten(1, 2))
+        return self.embed(patch_averages(f, self.patch))  # line 1       [b, n, c]
 
     def embed(self, u: Tensor) -> Tensor:
         """Patch averages [b, n, c] -> capsules [b, n, d]."""
-        return self.norm(self.project(u) + self.position)
+        u = self.project(u)  # lines 2-4    [b, n, d]
+        u = u + self.position  # line 5
+        return self.norm(u)  # lines 6-7
+
+
+def patch_averages(f: Tensor, patch: int) -> Tensor:
+    """[b, c, h, w] -> [b, n, c]: the mean of every patch, row-major."""
+    return F.avg_pool2d(f, patch).permute(0, 2, 3, 1).flatten(1, 2)

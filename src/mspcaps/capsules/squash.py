@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mspcaps.kernels import EPS  # inside the square root: at zero its gradient would be infinite
+EPS = 1e-12  # inside the square root: at zero its gradient would be infinite
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

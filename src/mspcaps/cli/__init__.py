@@ -1,21 +1,24 @@
 """The command line, a thin layer over the Python API. This file parses arguments, dispatches and reports errors."""
 
+import contextlib
 import errno
 import io
 import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial, wraps
+from itertools import takewhile
 from typing import Any
 
 import tyro
 
 from mspcaps import __version__
-from mspcaps.cli import app, bench, commands, datasets, explanations, exports, training
-from mspcaps.cli.arguments import readable_parse_errors, refusal
-from mspcaps.errors import MspcapsError
+from mspcaps.cli import app, commands, datasets, explanations, training
+from mspcaps.errors import MspcapsError, nearest
 
-Table = dict[str, Callable[..., Any]]
+Command = Callable[..., int | None]
+Table = dict[str, Command]
 DESCRIPTION = "Train, evaluate, explain and export capsule networks. Start with `mspcaps quickstart`."
 COMMANDS: Table = {
     "quickstart": commands.quickstart,
@@ -26,8 +29,8 @@ COMMANDS: Table = {
     "eval": commands.evaluate,
     "predict": commands.predict,
     "explain": explanations.explain,
-    "export": exports.export,
-    "bench": bench.bench,
+    "export": commands.export,
+    "bench": commands.bench,
     "report": commands.report,
     "app": app.app,
 }
@@ -51,6 +54,8 @@ def main(args: list[str] | None = None) -> int:
         status = run(args)
         sys.stdout.flush()
         return status
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
     except MspcapsError as error:
         return refuse(str(error))
     except KeyboardInterrupt:
@@ -73,29 +78,54 @@ def main(args: list[str] | None = None) -> int:
 
 def run(args: list[str]) -> int:
     """Parse and call."""
-    table, program, description = COMMANDS, "mspcaps", DESCRIPTION
     if args in (["--version"], ["-V"]):
         print(f"mspcaps {__version__}")
         return 0
     if "" in args:
         raise MspcapsError("one of the arguments is empty: is a shell variable unset?")
+    table, program, description = COMMANDS, "mspcaps", DESCRIPTION
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "List, fetch and verify data sets.", args[1:]
-    if args and not args[0].startswith("-") and args[0] not in table:
-        raise refusal(f"there is no command {args[0]!r}", program, args[0], table)
-    config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)  # nobody wants to type None
+    name = args[0] if args else "--help"
+    if name in table:
+        command = parse(f"{program} {name}", partial(tyro.cli, deferred(table[name]), args=args[1:]))
+    elif not name.startswith("-"):
+        hint = nearest(name, table, f"the commands are {', '.join(table)}.")
+        raise MspcapsError(f"there is no command {name!r}: {hint}")
+    else:
+        commands = {name: deferred(command) for name, command in table.items()}
+        parser = partial(tyro.extras.subcommand_cli_from_dict, commands, description=description, args=args or [name])
+        command = parse(program, parser)
+    return command() or 0
 
-    def parse(words: list[str]) -> int | None:
-        return tyro.extras.subcommand_cli_from_dict(
-            table, prog=program, description=description, args=words, config=config
-        )
 
-    command = args[:1] if args and args[0] in table else []
+def deferred(command: Command) -> Callable[..., Command]:
+    """The command with its arguments bound instead of called: what it prints is not what the parser prints."""
+
+    @wraps(command)
+    def bind(*args: Any, **options: Any) -> Command:
+        return partial(command, *args, **options)
+
+    return bind
+
+
+def parse(program: str, parser: Callable[..., Command]) -> Command:
+    """Call tyro; its box about wrong arguments becomes one line, and the rest of the box is left to --help."""
+    box = io.StringIO()
     try:
-        with readable_parse_errors(" ".join([program, *command]), args, lambda: parse([*command, "--help"])):
-            return parse(args or ["--help"]) or 0
+        with contextlib.redirect_stderr(box):
+            # no help text says "None": nobody wants to type it
+            return parser(prog=program, config=(tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName))
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
+        if not end.code:  # --help
+            raise
+    except AssertionError as error:  # about the shell that --tyro-print-completion is for
+        box.write(f"\n{error}")
+    lines = [line.strip("│╭╰╮╯─ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box.getvalue()).splitlines()]
+    message = " ".join(takewhile(bool, lines[1:])).rstrip(".")
+    if "Perhaps you meant:" in lines:
+        message += f", perhaps you meant {lines[lines.index('Perhaps you meant:') + 1]}"
+    raise MspcapsError(f"{message}: see `{program} --help`")
 
 
 def refuse(why: str) -> int:

@@ -12,13 +12,13 @@ from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import counting, table
 from mspcaps.cli.training import stoppable
 from mspcaps.errors import MspcapsError
-from mspcaps.files import format_bytes
+from mspcaps.files import check_writable, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mspcaps.evaluation import Prediction
     from mspcaps.evaluation.health import BlockHealth
-    from mspcaps.pictures import Prediction
 
 
 def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, train: bool = True) -> None:
@@ -29,8 +29,8 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
         device: cpu or cuda; default: the GPU if there is one.
         train: Whether to train as well, which takes about a minute; evaluating the shipped weights takes seconds.
     """
-    from mspcaps.report.quickstart import SHIPPED, shipped
-    from mspcaps.report.quickstart import quickstart as run
+    from mspcaps.quickstart import SHIPPED, shipped
+    from mspcaps.quickstart import quickstart as run
 
     ready = shipped(out, device)
     print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")
@@ -93,7 +93,7 @@ def models(
 
 def show_pretrained(pattern: str) -> None:
     """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
-    from mspcaps.models.shipped import list_pretrained, read_card
+    from mspcaps.models import list_pretrained, read_card
 
     cards = [
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
@@ -131,7 +131,7 @@ def evaluate(
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import load_for
     from mspcaps.export import load_onnx
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     exported = is_onnx(weights, device)
@@ -139,24 +139,24 @@ def evaluate(
     where = choose_device("cpu" if exported else device)
     with counting() as progress:
         images = load_for(model, data, split, progress)
-        found = run(model, images, batch_size, where, lambda done, of: progress("evaluating", done, of))
-    counts = found.confusion.sum(1).tolist()
+        result = run(model, images, batch_size, where, progress)
+    counts = result.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
-        for name, count, percent in zip(found.classes, counts, found.per_class, strict=True)
+        for name, count, percent in zip(result.classes, counts, result.per_class, strict=True)
     ]
     table(("class", "images", "accuracy"), rows, right=(1, 2))
     source = Path(data or vars(model)["metadata"]["recipe"]["data"]).expanduser()
     own = str(source) not in CATALOG and source.exists()
-    print(f"{source.resolve() if own else images.name}, {split}: {found.n:,} images")
+    print(f"{source.resolve() if own else images.name}, {split}: {result.n:,} images")
     if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
         print("this is the fifth of each class that training holds out; --split all takes every picture")
     print(
-        f"accuracy {found.accuracy:.2f} %  mean over classes {found.mean_per_class:.2f} %  loss {found.loss:.4f}  "
-        f"calibration error {found.ece:.2f} % at a mean confidence of {found.confidence:.2f} %"
+        f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  loss {result.loss:.4f}  "
+        f"calibration error {result.ece:.2f} % at a mean confidence of {result.confidence:.2f} %"
     )
-    if found.health:
-        show_health(found.health)
+    if result.health:
+        show_health(result.health)
 
 
 def show_health(health: "Sequence[BlockHealth]") -> None:
@@ -210,7 +210,7 @@ def predictions(weights: str, paths: list[Path], top: int, device: str | None) -
 
         return OnnxModel(weights).stream_predictions(paths, top)
     from mspcaps.evaluation import stream_predictions
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
@@ -224,24 +224,94 @@ def is_onnx(weights: str, device: str | None) -> bool:
     return exported
 
 
-def report(
-    results: Path = Path("results"),
-    out: Path = Path("docs/results.md"),
-    page: Path = Path("runs/report/index.html"),
-    readme: Maybe[Path] = None,
+def export(
+    weights: Positional[str],
+    out: Positional[Path],
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    calibrate: Maybe[str] = None,
 ) -> None:
-    """Write the paper's tables with our runs next to the published figures, as Markdown and as an HTML page.
+    """Export trained weights to an ONNX or torch.export file, after checking that its scores match PyTorch's.
 
     Args:
-        results: Folder of the ledger.
-        out: Markdown file to write; ablations.md (with its plots) and speed.md are written to the same folder.
-        page: HTML page to write.
-        readme: Also update the main table between the markers in this file.
+        weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
+        out: File to write: NAME.onnx, or NAME.pt2 for torch.export.load.
+        int8: ONNX only: quantise the convolutions to eight bits and report how many predictions stay the same.
+        calibrate: Data set or folder that sets the int8 ranges; default: the data the weights were trained on.
     """
-    from mspcaps.report.markdown import summary
-    from mspcaps.report.results import write_report
+    from mspcaps.export.model import check_request, export_model
 
-    print(summary(write_report(results, out, page, readme)))
-    print(f"\nMarkdown:  {out}, with ablations.md and speed.md beside it\nPage:      {page.resolve()}")
-    if readme:
-        print(f"README:    {readme}")
+    check_request(out, int8, calibrate)
+    with counting() as progress:
+        made = export_model(weights, out, int8, calibrate, progress)
+    about = made.metadata
+    height, width = about.img_size
+    task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
+    print(f"{made.path}: {about.model}, {task}, {about.precision}, {format_bytes(made.bytes)}")
+    differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in made.differences.items())
+    print(f"largest difference from PyTorch's scores, in fp32: {differences}")
+    if int8_check := made.agreement:
+        same, images = int8_check.same, int8_check.images
+        print(
+            f"int8 gives the same answer as fp32 for {same:,} of {images:,} test images of {int8_check.data} "
+            f"({100 * same / images:.1f} %); {int8_check.calibrated:,} of its training images set the ranges"
+        )
+
+
+def bench(
+    what: Positional[Literal["train", "infer"]],
+    model: str = "mspcaps_t",
+    batch_size: Maybe[int] = None,
+    scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    packed: Maybe[int] = None,
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    device: Maybe[str] = None,
+    results: Path = Path("results"),
+) -> None:
+    """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
+
+    Args:
+        what: train measures training steps, infer the forward pass.
+        model: Model name, as listed by `mspcaps models`.
+        batch_size: Images per step, 128 by default. For infer: the largest batch to try.
+        scaling: train only: also measure how cost grows with image size, batch size and number of classes.
+        packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
+        quick: Run a few steps only, to check that everything works; the figures mean nothing.
+        device: cpu or cuda; default: the GPU if there is one.
+        results: The figures are written to bench/*.json in this folder.
+    """
+    from mspcaps.bench import bench_infer, bench_train, tables, write_result
+    from mspcaps.training import choose_device
+
+    if what == "infer" and (scaling or packed is not None):
+        raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
+    chosen = choose_device(device)
+    check_writable(results / "bench")  # before minutes of measuring
+    if what == "train":
+        size = {} if batch_size is None else {"batch_size": batch_size}
+        result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
+    else:
+        result = bench_infer(model, chosen, batch_size, quick, log)
+    blocks, notes = tables.result_tables(result)
+    for head, rows in blocks:
+        table(head, rows, right=range(1, len(head)))
+    print("\n".join(notes))
+    print(f"figures: {write_result(results, result)}")
+
+
+def log(line: str) -> None:
+    print(f"{line} ...", flush=True)
+
+
+def report(results: Path = Path("results"), out: Path = Path("runs/report")) -> None:
+    """Turn the runs of a ledger into tables and curves: a page with contents, and the tables as Markdown.
+
+    Args:
+        results: Folder of the results.
+        out: Folder for index.html and report.md; nothing is written elsewhere.
+    """
+    from mspcaps.report import write_report
+
+    groups = write_report(results, out)
+    runs = sum(len(group.runs) + len(group.repeats) for group in groups)
+    print(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
+    print(f"Tables:    {out / 'report.md'}")

@@ -29,7 +29,7 @@ def explain(
         device: cpu or cuda; default: the GPU if there is one.
     """
     from mspcaps.explanation.files import write_pages
-    from mspcaps.models.shipped import load_model
+    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     if not paths:

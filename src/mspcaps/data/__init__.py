@@ -3,155 +3,26 @@
 `load_dataset("cifar10", "train")` or `load_dataset("path/to/folder", "train", img_size=64)` gives an `ImageSet`.
 """
 
-import os
-from numbers import Integral
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from mspcaps.data.cache import Status, cache_path, cache_root, is_cached, list_datasets, provenance, read_cached, verify
+from mspcaps.data.cache import Status, cache_path, cache_root, is_cached, list_datasets, provenance, verify
 from mspcaps.data.catalog import CATALOG, Augmentation, Facts, facts
-from mspcaps.data.folder import FolderImages, Progress, has_manifest, open_folder, split_by_hash
-from mspcaps.data.formats import check_labels, read_npz, read_packed, to_nchw
-from mspcaps.data.imageset import ImageSet
+from mspcaps.data.pictures import find_pictures, read_header, read_picture
 from mspcaps.data.sources import get, import_files
-from mspcaps.errors import MspcapsError
+from mspcaps.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from mspcaps.data.folder import FolderImages, open_folder
+    from mspcaps.data.imageset import ImageSet
+    from mspcaps.data.load import load_dataset
 
 __all__ = [
-    "CATALOG",
-    "Augmentation",
-    "Facts",
-    "FolderImages",
-    "ImageSet",
-    "Status",
-    "cache_path",
-    "cache_root",
-    "facts",
-    "get",
-    "import_files",
-    "is_cached",
-    "list_datasets",
-    "load_dataset",
-    "open_folder",
-    "provenance",
-    "verify",
-]
+    "CATALOG", "Augmentation", "Facts", "FolderImages", "ImageSet", "Status", "cache_path", "cache_root", "facts",
+    "find_pictures", "get", "import_files", "is_cached", "list_datasets", "load_dataset", "open_folder", "provenance",
+    "read_header", "read_picture", "verify",
+]  # fmt: skip
 
-SPLITS = ("train", "test", "all")
-LARGEST_SIDE = 1 << 16  # pixels
-
-
-def load_dataset(
-    name_or_path: str | Path,
-    split: str = "train",
-    img_size: int | tuple[int, int] | None = None,
-    progress: Progress = lambda what, done, total: None,
-) -> ImageSet:
-    """Load a split (train, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
-
-    A data set of the catalog is read from the cache and resized to 32 x 32, as in its recipes, unless `img_size` is
-    given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without
-    `img_size` its images keep their size, except that picture files of different sizes or above 64 pixels are resized
-    to a square of at most 64. If a folder has the name of a data set, write ./mnist or pass a Path.
-    `progress` is called for every picture read from a folder.
-    """
-    if split not in SPLITS:
-        raise MspcapsError(f'there is no split "{split}"; the splits are {", ".join(SPLITS)}')
-    size = _as_size(img_size)
-    if isinstance(name_or_path, str) and name_or_path in CATALOG:
-        entry = facts(name_or_path)
-        data = _from_arrays(_cached(entry.name, split), split, entry.classes, entry.name)
-        return data.resized(size or entry.img_size)
-    path = Path(name_or_path).expanduser()
-    if not path.exists():
-        if isinstance(name_or_path, str) and not path.suffix and os.sep not in name_or_path:
-            facts(name_or_path)  # raises with the nearest name
-        raise MspcapsError(f"{path} does not exist")
-    if path.is_file():
-        if path.suffix.lower() != ".npz":
-            raise MspcapsError(f"{path} is neither a folder nor an .npz file")
-        data = _from_npz(path, split)
-    elif has_manifest(path):
-        data = _from_arrays(read_packed(path), split, None, path.name)
-    else:
-        return open_folder(path, split, size).resident(progress)
-    return data.resized(size) if size else data
-
-
-def _cached(name: str, split: str) -> dict[str, np.ndarray]:
-    arrays = {}
-    for part in ("train", "test") if split == "all" else (split,):
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = read_cached(name, part)
-    return arrays
-
-
-def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:
-    """x_*, y_* -> one split. Without class names the labels of all splits number the classes."""
-    parts = [part for part in ("train", "test") if split in (part, "all") and f"x_{part}" in arrays]
-    if not parts or any(f"y_{part}" not in arrays for part in parts):
-        raise MspcapsError(
-            f"{name} needs the arrays x_{split} and y_{split}; it holds {', '.join(sorted(arrays)) or 'none'}"
-        )
-    images = [to_nchw(arrays[f"x_{part}"], f"{name} x_{part}") for part in parts]
-    labels = [
-        check_labels(arrays[f"y_{part}"], len(x), f"{name} y_{part}") for part, x in zip(parts, images, strict=True)
-    ]
-    if len({x.shape[1:] for x in images}) > 1:
-        raise MspcapsError(f"{name}: x_train and x_test have different shapes {images[0].shape} and {images[1].shape}")
-    if classes is None:
-        classes = _numbers(arrays, name)
-    x, y = (stack[0] if len(stack) == 1 else np.concatenate(stack) for stack in (images, labels))
-    return ImageSet(torch.from_numpy(x), torch.from_numpy(y), classes, name)
-
-
-def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
-    """Classes that have no names: "0", "1", ..."""
-    found = {
-        part: np.unique(check_labels(arrays[f"y_{part}"], arrays[f"y_{part}"].size, f"{name} y_{part}")).tolist()
-        for part in ("train", "test")
-        if f"y_{part}" in arrays
-    }
-    top = max((labels[-1] for labels in found.values() if labels), default=0)
-    train = found.get("train")
-    if train:  # without it some classes may well be missing: the model that is tested knows them all
-        if unknown := sorted(set(found.get("test", [])) - set(train)):
-            raise MspcapsError(f"{name}: y_test has the label {unknown[0]}, which y_train does not have")
-        if gaps := sorted(set(range(top)) - set(train)):
-            raise MspcapsError(
-                f"{name}: labels run up to {top}, but no training image has the label {gaps[0]}: number the classes "
-                "from 0 without gaps, or name them all in an array called classes"
-            )
-    return tuple(str(label) for label in range(top + 1))
-
-
-def _from_npz(path: Path, split: str) -> ImageSet:
-    """x_train, y_train, x_test, y_test; or images, labels (a fifth of each class is held out); optionally classes."""
-    arrays = read_npz(path)
-    names = arrays.get("classes")
-    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
-        raise MspcapsError(f"{path}: classes must be a list of names")
-    classes = None if names is None else tuple(str(name) for name in names)
-    if "images" not in arrays or "labels" not in arrays:
-        return _from_arrays(arrays, split, classes, path.stem)
-    labels = check_labels(arrays["labels"], len(np.atleast_1d(arrays["images"])), f"{path} labels")
-    whole = _from_arrays({"x_train": arrays["images"], "y_train": labels}, "train", classes, path.stem)
-    if split == "all":
-        return whole
-    chosen: list[int] = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        kept, held_out = split_by_hash([str(i) for i in members])
-        chosen += members[kept if split == "train" else held_out].tolist()
-    return whole.subset(torch.tensor(sorted(chosen), dtype=torch.int64))
-
-
-def _as_size(img_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if img_size is None:
-        return None
-    size = tuple(img_size) if isinstance(img_size, tuple | list) else (img_size, img_size)
-    if len(size) != 2 or not all(isinstance(side, Integral) and side >= 1 for side in size):
-        raise MspcapsError(f"the image size must be one or two positive whole numbers of pixels, not {img_size!r}")
-    if max(size) > LARGEST_SIDE:
-        raise MspcapsError(f"the image size is {max(size)} pixels, but must be at most {LARGEST_SIDE}")
-    return int(size[0]), int(size[1])
+# These need torch, the rest does not.
+__getattr__ = lazy_attributes(
+    __name__, {"FolderImages": "folder", "ImageSet": "imageset", "load_dataset": "load", "open_folder": "folder"}
+)

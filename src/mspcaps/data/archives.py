@@ -13,11 +13,11 @@ from typing import IO
 
 from mspcaps.errors import MspcapsError
 
-LIMIT = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
+MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, UnicodeDecodeError, ValueError)
 
 
-def read_gzip(path: Path, limit: int = LIMIT) -> bytes:
+def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The content of a .gz file, or of a plain file as it is."""
     try:
         with path.open("rb") as file:
@@ -31,7 +31,7 @@ def read_gzip(path: Path, limit: int = LIMIT) -> bytes:
     return content
 
 
-def unpack_tar(path: Path, folder: Path, limit: int = LIMIT) -> None:
+def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything that is not safe is refused."""
     try:
         with tarfile.open(path) as archive:
@@ -40,7 +40,7 @@ def unpack_tar(path: Path, folder: Path, limit: int = LIMIT) -> None:
         raise MspcapsError(f"cannot unpack {path}: {_reason(error)}") from error
 
 
-def unpack_deb(path: Path, folder: Path, limit: int = LIMIT) -> None:
+def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     """Unpack the files of a Debian package: an ar archive whose member data.tar.* is a compressed tar."""
     try:
         for name, content in _ar_members(path):
@@ -108,7 +108,7 @@ def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
             if len(header) < 60 or header[58:] != b"`\n":
                 raise EOFError("it is cut off")
             size = int(header[48:58])
-            if not 0 <= size <= LIMIT:
+            if not 0 <= size <= MAX_BYTES:
                 raise ValueError(f"it claims a member of {size} bytes")
             content = file.read(size)
             if len(content) < size:

@@ -1,4 +1,4 @@
-"""Where converted data sets lie: one uncompressed .npz per set, x as uint8 [N, C, H, W] in native size, y as uint8 [N].
+"""The cache: one uncompressed .npz per data set, x as uint8 [N, C, H, W] in native size, y as uint8 [N].
 
 An uncompressed .npz is read at the speed of the disk, needs nothing but numpy, and its CRC shows accidental damage on
 every read; `verify` recomputes the sha256.
@@ -69,7 +69,7 @@ def is_cached(name: str) -> bool:
 
 
 def store(entry: Facts, arrays: Mapping[str, np.ndarray], variant: Variant) -> Path:
-    """Write a set that `match_variant` has accepted."""
+    """Write a data set that `match_variant` has accepted to the cache."""
     path = cache_path(entry.name)
     about = {"provenance": variant.provenance, "sha256": {name: array_sha256(arrays[name]) for name in ARRAYS}}
     content = {name: arrays[name] for name in ARRAYS} | {"about": np.array(json.dumps(about))}
@@ -91,14 +91,14 @@ def provenance(name: str) -> str:
 def verify(name: str) -> str:
     """Recompute the sha256 of a cached set and return its provenance; a mismatch is an error."""
     entry, about, arrays = facts(name), _about(name), _read(name, ARRAYS)
-    known = next((v.sha256 for v in entry.variants if v.provenance == about["provenance"]), None)
-    if known is None:
+    expected = next((v.sha256 for v in entry.variants if v.provenance == about["provenance"]), None)
+    if expected is None:
         raise MspcapsError(
-            f"{cache_path(name)} has a format that this version does not know; run `mspcaps data get {name}` again"
+            f"{cache_path(name)} has a format unknown to this version; run `mspcaps data get {name}` again"
         )
     for array in ARRAYS:
-        # the official SVHN has no known sha256 of its arrays: there the sums noted right after the md5 check serve
-        if array_sha256(arrays[array]) != (known or about["sha256"])[array]:
+        # for the official SVHN the catalog has no sha256 of the arrays: use those stored after its md5 check
+        if array_sha256(arrays[array]) != (expected or about["sha256"])[array]:
             raise MspcapsError(
                 f"{cache_path(name)} is damaged: {array} does not match its sha256; delete it and fetch it again"
             )
@@ -107,12 +107,12 @@ def verify(name: str) -> str:
 
 def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: bool, where: str) -> Variant:
     """The variant that these arrays are. `raw_verified`: they come from raw files that have the published checksums."""
-    found = {name: array_sha256(arrays[name]) for name in ARRAYS}
+    actual = {name: array_sha256(arrays[name]) for name in ARRAYS}
     for variant in entry.variants:
-        if variant.sha256 == found or (raw_verified and not variant.sha256):
+        if variant.sha256 == actual or (raw_verified and not variant.sha256):
             return variant
-    known = [variant.sha256 for variant in entry.variants if variant.sha256]
-    wrong = [name for name in ARRAYS if all(sums[name] != found[name] for sums in known)]
+    accepted = [variant.sha256 for variant in entry.variants if variant.sha256]
+    wrong = [name for name in ARRAYS if all(sums[name] != actual[name] for sums in accepted)]
     raise MspcapsError(
         f"{where} is not {entry.title} as published: the sha256 differs for {', '.join(wrong or ARRAYS)}"
     )

@@ -1,4 +1,4 @@
-"""From the raw files of a data set, in whatever form they lie in a folder, to its four arrays."""
+"""Convert the raw files of a data set, in any of the forms it is distributed in, to its four arrays."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ import numpy as np
 from mspcaps.data.archives import read_gzip, unpack_tar
 from mspcaps.data.cache import match_variant, temporary_folder
 from mspcaps.data.catalog import ARRAYS, IDX_FILES, Facts, Variant
-from mspcaps.data.folder import has_manifest
 from mspcaps.data.formats import (
     check_digest,
     check_labels,
     cifar_batch_from_mosaic,
+    has_manifest,
     parse_cifar_batch,
     parse_idx,
     read_json,
@@ -29,7 +29,7 @@ _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
-    """Read a set from a folder of raw files or packed parts, or from an .npz; every checksum known is verified."""
+    """Read a set from a folder of raw files or packed parts, or from an .npz; every known checksum is verified."""
     if not path.exists():
         raise MspcapsError(f"{path} does not exist")
     raw_verified = False
@@ -52,12 +52,12 @@ def _index(path: Path) -> dict[str, Path]:
     """Every file below the path by its bare name, the topmost first; links to folders are not followed."""
     if path.is_file():
         return {path.name: path}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder, folders, names in os.walk(path):
         folders.sort()
         for name in names:
-            found.setdefault(name, Path(folder, name))
-    return found
+            files.setdefault(name, Path(folder, name))
+    return files
 
 
 def _idx(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:

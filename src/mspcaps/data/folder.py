@@ -1,9 +1,7 @@
-"""A folder of pictures as a data set: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/* split by us.
+"""A folder of pictures as a data set: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/* without a split.
 
-The folder of test pictures may be called val, valid or validation as well.
-
-Without a split in the folder one fifth of each class is held out: the pictures whose sha256 of their path below the
-class folder is smallest. The same files give the same split on every machine.
+The test folder may also be called val, valid or validation. Without a split, one fifth of each class is held out: the
+pictures whose path below the class folder has the smallest sha256. The same files are split alike on every machine.
 """
 
 import hashlib
@@ -23,18 +21,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mspcaps.data.catalog import CATALOG
+from mspcaps.data.formats import has_manifest
 from mspcaps.data.imageset import ImageSet
+from mspcaps.data.pictures import pictures_below, read_header, read_picture
 from mspcaps.errors import MspcapsError
-from mspcaps.files import to_utf8
-from mspcaps.pictures import pictures_below, read_form, read_picture
+from mspcaps.files import Progress, no_progress, to_utf8
 
 T = TypeVar("T")
-Progress = Callable[[str, int, int | None], None]  # what is being read, items so far, items in all if known
 HELD_OUT = 5  # one picture in five
 PROBES = 64  # headers read to choose size and channels
-LARGEST_INFERRED = 64  # the cost of a model grows faster than pixels
-AT_A_TIME = 10_000  # pictures handed to the threads; each takes a kilobyte until it is read
-NAMED = 3  # broken pictures; of more only the number is told
+MAX_INFERRED_SIDE = 64  # pixels; the cost of a model grows faster than pixels
+CHUNK = 10_000  # pictures queued at a time; each takes a kilobyte until it is read
+MAX_NAMED_ERRORS = 3  # broken pictures named in one message; the rest are counted
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         """What the images would take in memory."""
         return len(self) * self.channels * math.prod(self.size)
 
-    def resident(self, progress: Progress = lambda what, done, total: None) -> ImageSet:
+    def resident(self, progress: Progress = no_progress) -> ImageSet:
         """Read everything into memory."""
         try:
             images = torch.empty(len(self), self.channels, *self.size, dtype=torch.uint8)
@@ -74,13 +72,13 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         self._each(read, progress)
         return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
 
-    def check(self, progress: Progress = lambda what, done, total: None) -> None:
-        """Look at every header: where pictures are read as they are needed, files that are none are to be known before.
-        It takes a small part of one epoch's reading; what is cut off further down is found when read."""
-        self._each(lambda index: read_form(Path(self.paths[index])), progress)
+    def check(self, progress: Progress = no_progress) -> None:
+        """Read every header, so that files that are not pictures are reported before training starts and not in the
+        middle of it. This takes a small part of the time of an epoch; truncated pictures are noticed only when read."""
+        self._each(lambda index: read_header(Path(self.paths[index])), progress)
 
     def _each(self, read: Callable[[int], object], progress: Progress) -> None:
-        """Every picture by its number, in threads; the broken ones are named together."""
+        """Call `read` with every index, in threads, and report all broken pictures together."""
         broken: list[tuple[int, MspcapsError]] = []
 
         def one(index: int) -> None:
@@ -92,46 +90,38 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
             try:
-                for start in range(0, len(self), AT_A_TIME):
-                    for _ in pool.map(one, range(start, min(start + AT_A_TIME, len(self)))):
+                for start in range(0, len(self), CHUNK):
+                    for _ in pool.map(one, range(start, min(start + CHUNK, len(self)))):
                         done += 1
                         progress(self.name, done, len(self))
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        if broken:  # all of them at once: nobody wants to start anew after each
+        if broken:  # in one message: nobody wants to fix them one run at a time
             reasons = [str(error) for _, error in sorted(broken, key=lambda item: item[0])]
-            more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
-            raise MspcapsError("; ".join(reasons[:NAMED]) + more)
+            more = f"; and {len(reasons) - MAX_NAMED_ERRORS} more" if len(reasons) > MAX_NAMED_ERRORS else ""
+            raise MspcapsError("; ".join(reasons[:MAX_NAMED_ERRORS]) + more)
 
 
 def is_picture_folder(name_or_path: str | Path) -> bool:
-    """Whether a name or path means pictures in class folders: not a set of the catalog, an .npz or packed parts."""
+    """Whether this is a folder of class folders, and not a data set of the catalog, an .npz file or packed parts."""
     path = Path(name_or_path).expanduser()
     return str(name_or_path) not in CATALOG and path.is_dir() and not has_manifest(path)
-
-
-def has_manifest(folder: Path) -> bool:
-    """Whether it is a folder of packed parts."""
-    try:
-        return (folder / "manifest.json").is_file()
-    except OSError as error:
-        raise _unreadable(folder, error) from error
 
 
 def _unreadable(folder: Path | str, error: OSError) -> MspcapsError:
     return MspcapsError(f"cannot read {folder}: {error.strerror or error}")
 
 
-def throttled(say: Callable[[str], None], seconds: float = 5.0) -> Progress:
-    """Says how far long work has come, at most every so many seconds."""
+def throttled(log: Callable[[str], None], seconds: float = 5.0) -> Progress:
+    """A progress function that logs at most one line every so many seconds."""
     last = time.monotonic()
 
     def progress(what: str, done: int, total: int | None) -> None:
         nonlocal last
         if time.monotonic() - last >= seconds:
             last = time.monotonic()
-            say(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+            log(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     return progress
 
@@ -166,8 +156,7 @@ def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def loaded(loader: Iterable[T]) -> Iterator[T]:
-    """The batches of a DataLoader. Its workers wrap what is wrong with a picture into a traceback: only the sentence is
-    told."""
+    """The batches of a DataLoader. Its workers wrap an error message in a traceback; this unwraps it."""
     batches = iter(loader)
     while True:
         try:
@@ -199,19 +188,19 @@ def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
         return _flat(train), _flat(_pictures(place, held, classes)), classes
     classes = _class_folders(root, root)
     train, test = [], []
-    for label, found in _pictures(root, classes, classes):
-        kept, held_out = split_by_hash([Path(path).relative_to(root / classes[label]).as_posix() for path in found])
-        train.append((label, [found[i] for i in kept]))
-        test.append((label, [found[i] for i in held_out]))
+    for label, paths in _pictures(root, classes, classes):
+        kept, held_out = split_by_hash([Path(path).relative_to(root / classes[label]).as_posix() for path in paths])
+        train.append((label, [paths[i] for i in kept]))
+        test.append((label, [paths[i] for i in held_out]))
     return _flat(train), _flat(test), classes
 
 
 def _test_folder(root: Path) -> Path | None:
-    """test, or else the one that is called validation in some way."""
-    found = [name for name in TEST_FOLDERS if (root / name).is_dir()]
-    if len(found) > 1 and found[0] != "test":
-        raise MspcapsError(f"{root} has both {found[0]} and {found[1]}: rename the one to test on to 'test'")
-    return root / found[0] if found else None
+    """The test folder, or the one with a name for validation."""
+    names = [name for name in TEST_FOLDERS if (root / name).is_dir()]
+    if len(names) > 1 and names[0] != "test":
+        raise MspcapsError(f"{root} has both {names[0]} and {names[1]}: rename the one to test on to 'test'")
+    return root / names[0] if names else None
 
 
 def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
@@ -235,13 +224,13 @@ def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> lis
     def refuse(error: OSError) -> None:
         raise _unreadable(error.filename, error) from error
 
-    found = []
+    pictures = []
     for name in names:
         paths = sorted(pictures_below(folder / name, onerror=refuse))
         if not paths:
             raise MspcapsError(f"the class folder {folder / name} holds no PNG, JPEG, BMP, WebP or GIF picture")
-        found.append((classes.index(name), paths))
-    return found
+        pictures.append((classes.index(name), paths))
+    return pictures
 
 
 def _flat(pictures: list[tuple[int, list[str]]]) -> list[Entry]:
@@ -251,13 +240,13 @@ def _flat(pictures: list[tuple[int, list[str]]]) -> list[Entry]:
 def _common_form(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
     """Size (height, width) and channels, from the headers of pictures spread evenly over the list.
 
-    Broken ones are passed over unless all are: whoever reads the pictures names them together.
+    Broken pictures are skipped unless all are broken: whoever reads them reports them together.
     """
     sizes: Counter[tuple[int, int]] = Counter()
     grey, broken = True, None
     for path in paths[:: math.ceil(len(paths) / PROBES)]:
         try:
-            size, is_grey = read_form(Path(path))
+            size, is_grey = read_header(Path(path))
         except MspcapsError as error:
             broken = broken or error
             continue
@@ -266,7 +255,7 @@ def _common_form(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
     if broken and not sizes:
         raise broken
     common = next(iter(sizes))
-    if len(sizes) > 1 or max(common) > LARGEST_INFERRED:
-        side = min(LARGEST_INFERRED, round(statistics.median(min(size) for size in sizes.elements())))
+    if len(sizes) > 1 or max(common) > MAX_INFERRED_SIDE:
+        side = min(MAX_INFERRED_SIDE, round(statistics.median(min(size) for size in sizes.elements())))
         common = (side, side)
     return common, 1 if grey else 3

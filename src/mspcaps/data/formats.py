@@ -1,7 +1,7 @@
 """Readers of the files that image sets come in: IDX, CIFAR-10 batches, the CIFAR-10 mosaics, .npz and packed parts.
 
-Every reader returns numpy arrays, images as uint8 [N, C, H, W] and labels as integers [N], and answers a file it cannot
-trust with one sentence. Nothing here ever unpickles.
+Every reader returns numpy arrays, images as uint8 [N, C, H, W] and labels as integers [N], and refuses a damaged file
+with an MspcapsError. Nothing here ever unpickles.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from mspcaps.data.archives import read_gzip
+from mspcaps.data.pictures import read_pixels
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_readable
-from mspcaps.pictures import read_pixels
 
 COLUMNS = 100  # images per row of a packed mosaic
 CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue plane
-MOST_CLASSES = 100_000
+MAX_CLASSES = 100_000
 _BROKEN = (
     OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, MemoryError,
 )  # fmt: skip
@@ -36,9 +36,9 @@ def array_sha256(array: np.ndarray) -> str:
 def check_digest(content: bytes, expected: str, name: str) -> None:
     """Compare with "md5:..." or "sha256:..."."""
     kind, _, digest = expected.partition(":")
-    found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
-    if found != digest:
-        raise MspcapsError(f"{name} has {kind} {found} instead of {digest}: it is damaged or not the published file")
+    actual = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+    if actual != digest:
+        raise MspcapsError(f"{name} has {kind} {actual} instead of {digest}: it is damaged or not the published file")
 
 
 def parse_idx(content: bytes, name: str) -> np.ndarray:
@@ -110,7 +110,7 @@ def to_nchw(images: np.ndarray, name: str) -> np.ndarray:
 
 
 def _as_uint8(images: np.ndarray) -> str:
-    """How numbers of another type become pixels, as far as their range tells."""
+    """How to convert numbers of another type to pixels, guessed from their range."""
     if images.dtype.kind not in "bfiu" or not images.size or images.min() < 0:
         return ""
     if not np.isfinite(images).all():
@@ -132,9 +132,9 @@ def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
         )
     if labels.shape != (count,):
         raise MspcapsError(f"{name}: {count} images need {count} integer labels, not {labels.dtype} {labels.shape}")
-    if count and not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
+    if count and not (int(labels.min()) >= 0 and int(labels.max()) < MAX_CLASSES):
         raise MspcapsError(
-            f"{name}: labels must lie between 0 and {MOST_CLASSES - 1}, not {labels.min()} to {labels.max()}"
+            f"{name}: labels must lie between 0 and {MAX_CLASSES - 1}, not {labels.min()} to {labels.max()}"
         )
     return labels.astype(np.int64)
 
@@ -154,6 +154,14 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
         raise MspcapsError(f"cannot read {path} as .npz: {odd[0]} is not an array")
     return arrays
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether it is a folder of packed parts."""
+    try:
+        return (folder / "manifest.json").is_file()
+    except OSError as error:
+        raise MspcapsError(f"cannot read {folder}: {error.strerror or error}") from error
 
 
 def read_packed(folder: Path) -> dict[str, np.ndarray]:

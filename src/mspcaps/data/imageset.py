@@ -11,6 +11,17 @@ from torch.utils.data import Dataset
 from mspcaps.errors import MspcapsError
 
 
+def to_float(images: Tensor) -> Tensor:
+    """uint8 images become floats in [0, 1]; floats must be in that range already."""
+    if images.dtype == torch.uint8:
+        return images.float() / 255
+    if not images.is_floating_point() or not (images.min() >= 0 and images.max() <= 1):
+        raise MspcapsError(
+            f"images must be uint8, or floats in [0, 1], not {images.dtype} from {images.min():g} to {images.max():g}"
+        )
+    return images
+
+
 @dataclass(frozen=True)
 class ImageSet(Dataset[tuple[Tensor, int]]):
     """images uint8 [N, C, H, W], labels int64 [N], classes: one name per label."""

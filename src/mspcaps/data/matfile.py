@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mspcaps.data.archives import LIMIT
+from mspcaps.data.archives import MAX_BYTES
 from mspcaps.errors import MspcapsError
 
 _COMPRESSED, _MATRIX = 15, 14
@@ -33,8 +33,8 @@ def parse_mat(content: bytes, name: str) -> dict[str, np.ndarray]:
         for kind, data in _elements(memoryview(content)[128:], endian):
             if kind == _COMPRESSED:
                 kind, data = next(_elements(_inflate(data), endian))
-            if kind == _MATRIX and (found := _array(data, endian)) is not None:
-                arrays[found[0]] = found[1]
+            if kind == _MATRIX and (named := _array(data, endian)) is not None:
+                arrays[named[0]] = named[1]
     except (struct.error, zlib.error, ValueError, StopIteration, UnicodeDecodeError) as error:
         raise MspcapsError(f"{name} is damaged: {error or 'it ends too early'}") from error
     return arrays
@@ -54,7 +54,7 @@ def parse_svhn(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _inflate(data: memoryview) -> memoryview:
     stream = zlib.decompressobj()
-    content = stream.decompress(data, LIMIT)
+    content = stream.decompress(data, MAX_BYTES)
     if not stream.eof:
         raise ValueError("a compressed array is cut off or larger than any known data set")
     return memoryview(content)

@@ -13,12 +13,12 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from mspcaps.data.archives import LIMIT, unpack_deb, unpack_tar
+from mspcaps.data.archives import MAX_BYTES, unpack_deb, unpack_tar
 from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, verify
 from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
 from mspcaps.data.convert import convert
-from mspcaps.data.folder import Progress
 from mspcaps.errors import MspcapsError
+from mspcaps.files import Progress
 
 Report = Callable[[str], None]
 TIMEOUT = 10.0  # seconds without a sign of life from a web server
@@ -101,8 +101,8 @@ def _download_once(address: str, target: Path, progress: Progress) -> None:
         total, done = int(length) if length else None, 0
         while block := answer.read(1 << 18):
             done += len(block)
-            if done > LIMIT:
-                raise MspcapsError(f"{target.name}: the server sent more than {LIMIT} bytes")
+            if done > MAX_BYTES:
+                raise MspcapsError(f"{target.name}: the server sent more than {MAX_BYTES} bytes")
             file.write(block)
             progress(target.name, done, total)
     if total is not None and done != total:

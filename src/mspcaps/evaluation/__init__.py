@@ -1,8 +1,17 @@
 """Accuracy and calibration of trained models, and predictions for pictures."""
 
-from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
-from mspcaps.evaluation.load import load_for
-from mspcaps.evaluation.predict import predict, stream_predictions
-from mspcaps.pictures import Prediction
+from typing import TYPE_CHECKING
+
+from mspcaps.evaluation.predict import Prediction, predict, stream_predictions
+from mspcaps.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
+    from mspcaps.evaluation.load import load_for
 
 __all__ = ["Evaluation", "Prediction", "confidence", "evaluate", "load_for", "predict", "stream_predictions"]
+
+# These need torch, the rest does not.
+__getattr__ = lazy_attributes(
+    __name__, {"Evaluation": "accuracy", "confidence": "accuracy", "evaluate": "accuracy", "load_for": "load"}
+)

@@ -2,23 +2,24 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.data import FolderImages, ImageSet
+from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
-from mspcaps.models.layers import in_eval_mode, scores_are_lengths
-from mspcaps.models.pretrained import class_names, unwrapped
-from mspcaps.models.shipped import as_model
+from mspcaps.files import Progress, no_progress
+from mspcaps.models import Model, as_model, class_names, unwrapped
+from mspcaps.models.layers import check_labels, in_eval_mode
 
 BINS = 15  # of the calibration error
-Progress = Callable[[int, int], None]  # images done, images in all
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,16 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module | str | Path,
-    data: ImageSet | FolderImages | str | Path,
+    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path,
     batch_size: int = 500,
     device: torch.device | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Evaluation:
     """Measure a model on all images of `data`. If `device` is given, the model is moved there.
 
     `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images
-    are used, in the model's image size. Train and eval modes are left unchanged.
+    are used, in the model's image size; a pair is images [n, c, h, w], uint8 or floats in [0, 1], and labels [n].
+    Train and eval modes are left unchanged.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
@@ -77,36 +79,42 @@ def evaluate(
         data = load_for(model, data)
     elif isinstance(data, FolderImages):
         data = data.resident()
-    if not isinstance(data, ImageSet):
-        raise MspcapsError(
-            f"evaluate takes a data set from load_dataset, or its name, not {type(data).__name__}: "
-            "wrap your own images in ImageSet(images, labels, classes, name)"
-        )
     inner = unwrapped(model)
-    check_fit(inner, data)
+    if isinstance(data, ImageSet):
+        check_fit(inner, data)
+        images, labels, classes = data.images, data.labels.cpu(), data.classes
+    else:
+        images, labels = check_pair(data)
+        classes = class_names(inner)
     if device is not None:
         try:
             model = model.to(device)
-        except (RuntimeError, AssertionError) as error:  # PyTorch's word for a device that is unknown or not there
+        except (RuntimeError, AssertionError) as error:  # what PyTorch raises for a device that is unknown or absent
             raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
-    scores = all_scores(model, data.images, batch_size, progress)
-    with full_precision(next(model.parameters()).device):
-        health = measure_health(inner, data.images, data.labels)
-    labels, k = data.labels.cpu(), scores.shape[1]
-    predictions = scores.argmax(1)
-    sure = confidence(scores, scores_are_lengths(inner))
+    scores = all_scores(model, images, batch_size, progress)
+    check_labels(labels, scores.shape[1])
+    with full_precision(placement(model)[0]):
+        health = measure_health(inner, images, labels) if isinstance(inner, Model) else ()
+    predictions, k = scores.argmax(1), scores.shape[1]
+    confidences = confidence(scores, getattr(inner, "scores", "logits"))
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
-        n=len(data),
-        loss=inner.loss(scores, labels).item() if hasattr(inner, "loss") else math.nan,  # type: ignore[operator]
-        confidence=100 * sure.mean().item(),
-        ece=100 * calibration_error(sure, predictions == labels),
+        n=len(labels),
+        loss=inner.criterion(scores, labels).item() if hasattr(inner, "criterion") else math.nan,  # type: ignore[operator]
+        confidence=100 * confidences.mean().item(),
+        ece=100 * calibration_error(confidences, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
         scores=scores,
         labels=labels,
-        classes=data.classes,
+        classes=classes,
         health=health,
     )
+
+
+def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where the parameters are; an exported file has none, and takes fp32 on the CPU."""
+    first = next(model.parameters(), None)
+    return (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)
 
 
 @contextlib.contextmanager
@@ -117,41 +125,51 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @torch.no_grad()
-def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress | None = None) -> Tensor:
-    """images uint8 [n, c, h, w] -> scores float32 [n, K] on the CPU."""
-    first = next(model.parameters())
-    device, dtype, scores = first.device, first.dtype, []
+def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress = no_progress) -> Tensor:
+    """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU."""
+    device, dtype = placement(model)
+    scores = []
     with in_eval_mode(model), full_precision(device):
         for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size].to(device)
-            scores.append(model((batch.float() / 255).to(dtype)).float().cpu())
-            if not torch.isfinite(scores[-1]).all():  # the likeliest class of such scores would be an accident
+            batch = to_float(images[start : start + batch_size].to(device))
+            scores.append(model(batch.to(dtype)).float().cpu())
+            if not torch.isfinite(scores[-1]).all():  # the highest of such scores would be an accident
                 raise MspcapsError("the model's scores are not finite: its weights are damaged")
-            if progress:
-                progress(min(start + batch_size, len(images)), len(images))
+            progress("evaluating", min(start + batch_size, len(images)), len(images))
     return torch.cat(scores)
 
 
-def confidence(scores: Tensor, lengths: bool) -> Tensor:
-    """How sure the model is of its answer, in [0, 1]: scores [n, K] -> [n].
+def confidence(scores: Tensor, kind: Literal["lengths", "logits"]) -> Tensor:
+    """The model's confidence in its answer, in [0, 1]: scores [n, K] -> [n].
 
-    If the scores are capsule lengths (`lengths`), it is the largest of them; logits go through softmax.
+    Of capsule lengths it is the largest one; logits go through softmax first.
     """
-    return (scores if lengths else scores.softmax(1)).amax(1)
+    return (scores if kind == "lengths" else scores.softmax(1)).amax(1)
 
 
-def calibration_error(sure: Tensor, right: Tensor, bins: int = BINS) -> float:
+def calibration_error(confidences: Tensor, right: Tensor, bins: int = BINS) -> float:
     """Mean over the images of |accuracy - mean confidence| of the bin that an image falls into."""
-    index = (sure.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)  # bins are open on the left, as is usual
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, right.double() - sure.double())
-    return gap.abs().sum().item() / len(sure)
+    index = (confidences.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)  # open on the left, as is usual
+    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, right.double() - confidences.double())
+    return gap.abs().sum().item() / len(confidences)
+
+
+def check_pair(data: object) -> tuple[Tensor, Tensor]:
+    """Images and labels, each a tensor."""
+    match data:
+        case (Tensor() as images, Tensor() as labels) if images.ndim == 4 and labels.shape == images.shape[:1]:
+            return images, labels.cpu()
+    raise MspcapsError(
+        f"evaluate takes a data set from load_dataset, its name, or a pair of images [n, c, h, w] and labels [n], not "
+        f"{type(data).__name__}"
+    )
 
 
 def check_fit(model: nn.Module, data: ImageSet) -> None:
-    """A sentence instead of a shape error from deep inside."""
+    """A clear message instead of a shape error from deep inside."""
     config = getattr(model, "config", None)
     if not isinstance(config, dict):
-        return  # a model of the user's own: it knows itself what it takes
+        return  # a module of the user's own, which may take anything
     name, size = config["name"], config["img_size"]
     if (data.channels, *data.size) != (config["in_chans"], *size):
         raise MspcapsError(
@@ -160,10 +178,10 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
         )
     if len(data.classes) != config["num_classes"]:
         raise MspcapsError(f"{name} has {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
-    known = class_names(model) if getattr(model, "metadata", {}).get("classes") else data.classes
-    if known != data.classes:
-        wrong = next(i for i, pair in enumerate(zip(known, data.classes, strict=True)) if len(set(pair)) > 1)
+    classes = class_names(model) if getattr(model, "metadata", {}).get("classes") else data.classes
+    if classes != data.classes:
+        wrong = next(i for i, pair in enumerate(zip(classes, data.classes, strict=True)) if len(set(pair)) > 1)
         raise MspcapsError(
-            f"class {wrong} is {known[wrong]!r} for the model and {data.classes[wrong]!r} in {data.name}: "
+            f"class {wrong} is {classes[wrong]!r} for the model and {data.classes[wrong]!r} in {data.name}: "
             "load it with evaluation.load_for, which numbers the classes as the model does"
         )

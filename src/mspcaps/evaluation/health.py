@@ -9,7 +9,6 @@ A block has collapsed when its entropy is below 0.85 or its top above 2.
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState
+from mspcaps.data.imageset import to_float
+from mspcaps.models import Model
 from mspcaps.models.layers import in_eval_mode
 
 LEAST_ENTROPY = 0.85
@@ -73,32 +74,20 @@ def mark_winners(won: Tensor, couplings: Tensor, axis: int) -> None:
 
 
 @contextlib.contextmanager
-def swapped(block: nn.Module, i: int) -> Iterator[None]:
-    """Meanwhile the i-th input of a block comes from the image before, that of the first image from the last."""
+def swapped(block: nn.Module, i: int) -> Iterator[list[bool]]:
+    """Meanwhile the i-th input of a block comes from the image before, that of the first image from the last. The list
+    that it gives is no longer empty once the block has been called."""
+    called: list[bool] = []
 
     def roll(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        called.append(True)
         return *args[:i], args[i].roll(1, 0), *args[i + 1 :]
 
     hook = block.register_forward_pre_hook(roll)
     try:
-        yield
+        yield called
     finally:
         hook.remove()
-
-
-@contextlib.contextmanager
-def remembering(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the primary capsules of a batch are computed once: swapping what comes later does not change them."""
-    own = vars(model)
-    primary = getattr(model, "forward_primary", None)
-    if primary is None or "forward_primary" in own:
-        yield
-        return
-    own["forward_primary"] = functools.cache(primary)  # tensors are told apart by identity
-    try:
-        yield
-    finally:
-        del own["forward_primary"]
 
 
 class Sums:
@@ -133,7 +122,7 @@ class HealthMeter:
     The model must be in eval mode, without gradients.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Model) -> None:
         self.model, self.images, self.blocks = model, 0, dict[str, Sums]()
 
     def zero(self) -> None:
@@ -143,35 +132,30 @@ class HealthMeter:
 
     def add(self, x: Tensor, labels: Tensor) -> None:
         """Images in [0, 1] and their labels."""
-        with remembering(self.model):
-            states = routing_states(self.model, x)
-            if not states:
-                return
-            right = self.count_right(x, labels)
-            for state in states:
-                block, weight = self.model.get_submodule(state.name), len(x)
-                if state.name not in self.blocks:
-                    self.blocks[state.name] = Sums(state)
-                sums = self.blocks[state.name]
-                sums.entropy += weight * relative_entropy(state.couplings, state.axis)
-                sums.mean += weight * mean_couplings(state.couplings, state.axis)
-                mark_winners(sums.won, state.couplings, state.axis)
-                for i in range(len(state.inputs)):
-                    with swapped(block, i):
-                        sums.lost[i] += right - self.count_right(x, labels)
-        self.images += len(x)
-
-    def count_right(self, x: Tensor, labels: Tensor) -> Tensor:
-        return (self.model(x).argmax(1) == labels).sum()
+        states = self.model.routing_state(x)
+        if not states:
+            return
+        features, weight = self.model.forward_features(x), len(x)
+        right = count_right(self.model.forward_head(features), labels)
+        for state in states:
+            sums = self.blocks.setdefault(state.name, Sums(state))
+            sums.entropy += weight * relative_entropy(state.couplings, state.axis)
+            sums.mean += weight * mean_couplings(state.couplings, state.axis)
+            mark_winners(sums.won, state.couplings, state.axis)
+            for i in range(len(state.inputs)):
+                with swapped(self.model.get_submodule(state.name), i) as rolled:
+                    scores = self.model.forward_head(features)
+                    if not rolled:  # the block is not in the head
+                        scores = self.model(x)
+                sums.lost[i] += right - count_right(scores, labels)
+        self.images += weight
 
     def read(self) -> tuple[BlockHealth, ...]:
         return tuple(sums.read(name, self.images) for name, sums in self.blocks.items())
 
 
-def routing_states(model: nn.Module, x: Tensor) -> list[RoutingState]:
-    """Empty for a model without couplings, whoever wrote it."""
-    routing_state = getattr(model, "routing_state", None)
-    return routing_state(x) if routing_state is not None else []
+def count_right(scores: Tensor, labels: Tensor) -> Tensor:
+    return (scores.argmax(1) == labels).sum()
 
 
 def chosen(n: int, device: torch.device) -> Tensor:
@@ -188,8 +172,8 @@ def in_chunks(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def measure_health(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[BlockHealth, ...]:
-    """images uint8 [n, c, h, w], labels [n], on any device -> the health of every routing block, in order."""
+def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockHealth, ...]:
+    """images [n, c, h, w], uint8 or floats in [0, 1], labels [n], on any device -> the health of each block."""
     first = next(model.parameters(), None)
     if first is None:
         return ()
@@ -197,7 +181,7 @@ def measure_health(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Bl
     meter = HealthMeter(model)
     with in_eval_mode(model):
         for x, y in in_chunks(images[index], labels[index.to(labels.device)]):
-            meter.add((x.to(first.device).float() / 255).to(first.dtype), y.to(first.device))
+            meter.add(to_float(x.to(first.device)).to(first.dtype), y.to(first.device))
     return meter.read()
 
 

@@ -1,4 +1,4 @@
-"""A data set in the form that a trained model takes: its image size, its channels, its numbering of the classes."""
+"""Load a data set in the form that a trained model takes: its image size, its channels, its numbering of classes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +7,17 @@ import torch
 from torch import nn
 
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
-from mspcaps.data.folder import Progress, is_picture_folder
+from mspcaps.data.folder import is_picture_folder
 from mspcaps.errors import MspcapsError
-from mspcaps.models.pretrained import config_of, unwrapped
+from mspcaps.files import Progress, no_progress
+from mspcaps.models import config_of, unwrapped
 
 
 def load_for(
     model: nn.Module,
     name_or_path: str | Path | None = None,
     split: str = "test",
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
     option: str = "--data",
 ) -> ImageSet:
     """Load images in the form the model takes; default: the data it was trained on. `model` comes from `load_model`.
@@ -39,16 +40,16 @@ def load_for(
         data = replace(pictures, channels=config["in_chans"]).resident(progress)
     else:
         data = load_dataset(name_or_path, split, config["img_size"])
-    return renumbered(data, about.get("classes"))
+    return renumber(data, about.get("classes"))
 
 
-def renumbered(data: ImageSet, classes: list[str] | None) -> ImageSet:
-    """The labels in the model's numbering, by the names of the classes; some of them may be missing in the data."""
+def renumber(data: ImageSet, classes: list[str] | None) -> ImageSet:
+    """Number the labels as the model does, by the names of the classes; the data need not have all of them."""
     if classes is None or tuple(classes) == data.classes:
         return data
     if unknown := [name for name in data.classes if name not in classes]:
         raise MspcapsError(
-            f"{data.name} has a class {unknown[0]!r} that the model does not know: it knows {', '.join(classes)}"
+            f"{data.name} has a class {unknown[0]!r} that the model does not have: it has {', '.join(classes)}"
         )
     table = torch.tensor([classes.index(name) for name in data.classes])
     return replace(data, labels=table[data.labels], classes=tuple(classes))

@@ -14,15 +14,23 @@ from torch import nn
 
 from mspcaps import __version__
 from mspcaps.errors import MspcapsError, first_line
-from mspcaps.export.metadata import required
 from mspcaps.export.model import describe
+from mspcaps.export.runner import require
 from mspcaps.files import write_atomically
-from mspcaps.models import Model
-from mspcaps.models.pretrained import config_of, load_model, save_weights, unwrapped
-from mspcaps.models.shipped import Card, list_pretrained, read_card, weights_path
+from mspcaps.models import (
+    Card,
+    Model,
+    config_of,
+    list_pretrained,
+    load_model,
+    read_card,
+    save_weights,
+    unwrapped,
+    weights_path,
+)
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name; no path begins so and has nothing more
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 
 
 def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = None) -> Path:
@@ -31,11 +39,11 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
     `licence` is the hub's word for it, such as "mit" or "cc-by-4.0", for weights of your own.
     """
     model = unwrapped(model)
-    describe(model)  # refuses what does not know its own sizes
+    describe(model)  # refuses modules that do not know their own sizes
     folder, card = Path(folder).expanduser(), shipped_card(model)
     about: Any = getattr(model, "metadata", {})
     save_weights(folder / WEIGHTS, model, **about)
-    write_atomically(folder / CONFIG, json.dumps(facts_of(model), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / CONFIG, json.dumps(hub_config(model), indent=1, ensure_ascii=False) + "\n")
     write_atomically(folder / README, model_card(model, card, licence))
     return folder
 
@@ -49,7 +57,7 @@ def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> 
     if folder.is_file() or str(name_or_folder) in list_pretrained():
         raise MspcapsError(f"{name_or_folder} is not a folder but weights: use load_model")
     if not folder.is_dir():
-        folder = fetched(str(name_or_folder), revision)
+        folder = fetch(str(name_or_folder), revision)
     elif revision is not None:
         raise MspcapsError(f"{folder} is a local folder, which has no revisions: leave out revision={revision!r}")
     model = load_model(folder / WEIGHTS)
@@ -62,25 +70,25 @@ def push_to_hub(model: nn.Module, repo_id: str, private: bool = False, licence: 
 
     Log in first, with `hf auth login` or the variable HF_TOKEN.
     """
-    hub: Any = required("huggingface_hub", "hub")
+    hub: Any = require("huggingface_hub", "hub")
     check_name(repo_id)
     with tempfile.TemporaryDirectory() as place:
         save_pretrained(model, place, licence)
         try:
             address = hub.create_repo(repo_id, private=private, exist_ok=True)
             hub.upload_folder(repo_id=repo_id, folder_path=place, commit_message=f"Model of mspcaps {__version__}")
-        except Exception as error:  # of the network or of the hub: they have no common base
+        except Exception as error:  # the errors of the network and of the hub have no common base
             raise MspcapsError(f"cannot upload the model to {repo_id}: {first_line(error)}") from error
     return str(address)
 
 
-def fetched(repo_id: str, revision: str | None) -> Path:
+def fetch(repo_id: str, revision: str | None) -> Path:
     """The repository's weights and configuration in the cache of huggingface_hub, fetched if they are not there."""
     check_name(repo_id)
-    hub: Any = required("huggingface_hub", "hub")
+    hub: Any = require("huggingface_hub", "hub")
     try:
         place = hub.snapshot_download(repo_id, revision=revision, allow_patterns=[WEIGHTS, CONFIG])
-    except Exception as error:  # of the network or of the hub: they have no common base
+    except Exception as error:  # the errors of the network and of the hub have no common base
         raise MspcapsError(
             f"there is no folder {repo_id}, and it cannot be downloaded from the Hugging Face hub: {first_line(error)}"
         ) from error
@@ -94,8 +102,8 @@ def check_name(repo_id: str) -> None:
         raise MspcapsError(f"{repo_id} is neither a folder nor a repository OWNER/NAME on the Hugging Face hub")
 
 
-def facts_of(model: nn.Module) -> dict[str, Any]:
-    """What config.json holds, for people and for the hub, which counts its downloads. The weights file knows it too."""
+def hub_config(model: nn.Module) -> dict[str, Any]:
+    """config.json: for people, and for the hub, which counts its downloads. The weights file says all of it, too."""
     config = config_of(model)
     return {
         "library_name": "mspcaps",
@@ -111,21 +119,21 @@ def facts_of(model: nn.Module) -> dict[str, Any]:
 
 
 def check_config(model: nn.Module, path: Path) -> None:
-    """A folder put together from two models is refused; one without config.json is not."""
+    """Refuse a folder put together from two models; config.json may be missing."""
     if not path.is_file():
         return
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        said = {key: said[key] for key in ("architecture", "num_classes", "in_chans", "img_size")}
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config = {key: config[key] for key in ("architecture", "num_classes", "in_chans", "img_size")}
     except (ValueError, KeyError, TypeError) as error:
         raise MspcapsError(f"{path} is not the configuration of an mspcaps model: {error!r}") from error
-    for key, value in said.items():
-        if value != (held := facts_of(model)[key]):
-            raise MspcapsError(f"{path} says that {key} is {value}, but the model in {WEIGHTS} beside it has {held}")
+    for key, value in config.items():
+        if value != (actual := hub_config(model)[key]):
+            raise MspcapsError(f"{path} says that {key} is {value}, but the model in {WEIGHTS} beside it has {actual}")
 
 
 def shipped_card(model: nn.Module) -> Card | None:
-    """The card of shipped weights, if the model has these very weights: then what it says is true of the model."""
+    """The card of the shipped weights that the model has, unchanged; None if it has others."""
     config = config_of(model)
     state = model.state_dict()
     for name in list_pretrained(f"{config['name']}.*"):
@@ -136,18 +144,18 @@ def shipped_card(model: nn.Module) -> Card | None:
 
 
 def model_card(model: nn.Module, card: Card | None, licence: str | None) -> str:
-    """README.md: front matter for the hub, then what is known. An accuracy only where one was measured."""
-    about = describe(model)
-    height, width = about.img_size
+    """README.md: front matter for the hub, then the facts; an accuracy only where one was measured."""
+    task = describe(model)
+    height, width = task.img_size
     params = sum(parameter.numel() for parameter in model.parameters())
     licence = "mit" if card else licence
     front = ["library_name: mspcaps", "pipeline_tag: image-classification"]
     front += [f"license: {licence}"] if licence else []
-    front += ["tags:", "- capsule-network", "- image-classification", f"- {about.model}"]
+    front += ["tags:", "- capsule-network", "- image-classification", f"- {task.model}"]
     facts = [
-        f"- Model: `{about.model}` of mspcaps {__version__}, {params:,} parameters",
-        f"- Input: {about.channels} x {height} x {width} (channels, height, width) in [0, 1]; the model normalises it",
-        f"- Classes: {', '.join(about.classes)}",
+        f"- Model: `{task.model}` of mspcaps {__version__}, {params:,} parameters",
+        f"- Input: {task.channels} x {height} x {width} (channels, height, width) in [0, 1]; the model normalises it",
+        f"- Classes: {', '.join(task.classes)}",
     ]
     if card:
         facts += [
@@ -158,4 +166,4 @@ def model_card(model: nn.Module, card: Card | None, licence: str | None) -> str:
     use = 'import mspcaps\n\nmodel = mspcaps.from_pretrained("OWNER/NAME")  # or the path of this folder\n'
     use += 'print(mspcaps.predict(model, ["picture.png"]))\n'
     head = "\n".join(front)
-    return f"---\n{head}\n---\n\n# {about.model}\n\n" + "\n".join(facts) + f"\n\n```python\n{use}```\n"
+    return f"---\n{head}\n---\n\n# {task.model}\n\n" + "\n".join(facts) + f"\n\n```python\n{use}```\n"

@@ -6,18 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
-from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_onnx, to_pt2, traced
-from mspcaps.export.metadata import Metadata, required
-from mspcaps.export.quantize import Agreement, calibration, quantized
-from mspcaps.export.runner import OnnxModel
-from mspcaps.files import sha256_of, write_atomically
-from mspcaps.models import Model, create_model
-from mspcaps.models.pretrained import class_names, config_of, unwrapped
-from mspcaps.models.shipped import as_model, weights_path
+from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_onnx, to_pt2, trace
+from mspcaps.export.quantize import Agreement, load_calibration, quantize
+from mspcaps.export.runner import Metadata, OnnxModel, require
+from mspcaps.files import Progress, no_progress, sha256_of, write_atomically
+from mspcaps.models import as_model, class_names, config_of, create_model, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -40,7 +37,7 @@ def export_model(
     path: str | Path,
     int8: bool = False,
     calibrate: str | Path | None = None,
-    progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Exported:
     """Export a model to `path`: .onnx for onnxruntime, .pt2 for torch.export.load, both for any batch size.
 
@@ -50,38 +47,50 @@ def export_model(
     latter two the metadata includes the sha256 of the file.
     """
     path = check_request(Path(path).expanduser(), int8, calibrate)
-    given, model = model, unwrapped(as_model(model))
-    about = describe(model)
-    if not isinstance(given, nn.Module):  # a model may have been trained on since its file was read
-        about = replace(about, sha256=sha256_of(weights_path(given)))
-    images = calibration(model, calibrate, progress) if int8 else None
-    program, agreement = traced(model), None
+    module = unwrapped(as_model(model))
+    metadata = describe(module)
+    if not isinstance(model, nn.Module):  # a module may have been trained further since its file was read
+        metadata = replace(metadata, sha256=sha256_of(weights_path(model)))
+    images = load_calibration(module, calibrate, progress) if int8 else None
+    program, agreement = trace(module), None
     if path.suffix == ".onnx":
-        content = to_onnx(program, about)
-        differences = check_parity(model, about, onnx_runner(content))
+        content = to_onnx(program, metadata)
+        differences = check_parity(module, metadata, onnx_runner(content))
     else:
-        content = to_pt2(program, about)
-        differences = check_parity(model, about, pt2_runner(content))
+        content = to_pt2(program, metadata)
+        differences = check_parity(module, metadata, pt2_runner(content))
     if images is not None:
-        about = replace(about, precision="int8")
-        content, agreement = quantized(content, model, about, *images)
+        metadata = replace(metadata, precision="int8")
+        content, agreement = quantize(content, module, metadata, *images)
     write_atomically(path, content)
-    return Exported(path, len(content), about, differences, agreement)
+    return Exported(path, len(content), metadata, differences, agreement)
 
 
-def load_onnx(path: str | Path) -> Model:
-    """The model that an ONNX file was exported from, on the CPU, answering with the file: `evaluate` measures it."""
-    file = OnnxModel(path)
-    about = file.metadata
-    model = create_model(about.model, len(about.classes), in_chans=about.channels, img_size=about.img_size)
-    recipe = {"recipe": {"data": about.data}} if about.data else {}
-    model.metadata = {"classes": list(about.classes), **recipe}
-    model.forward = lambda images: torch.from_numpy(file(images.numpy()))
-    return model.eval()
+class OnnxModule(nn.Module):
+    """An exported file as a module on the CPU. It has scores only: no parameters, no couplings."""
+
+    def __init__(self, file: OnnxModel) -> None:
+        super().__init__()
+        task = file.metadata
+        with torch.device("meta"):  # for what the file does not say
+            model = create_model(
+                task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
+            )
+        self.file, self.config, self.scores, self.criterion = file, model.config, model.scores, model.criterion
+        recipe = {"recipe": {"data": task.data}} if task.data else {}
+        self.metadata = {"classes": list(task.classes), **recipe}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.file(x.numpy()))
+
+
+def load_onnx(path: str | Path) -> OnnxModule:
+    """An exported ONNX file as a module, for `evaluate`."""
+    return OnnxModule(OnnxModel(path)).eval()
 
 
 def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
-    """What can be refused at once is, before the model is looked at."""
+    """Refuse what can be refused before the model is loaded."""
     if path.suffix not in SUFFIXES:
         raise MspcapsError(f"{path} does not say which format to write: choose a name that ends in .onnx or .pt2")
     if int8 and path.suffix != ".onnx":
@@ -94,7 +103,7 @@ def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
         raise MspcapsError(f"cannot write {path}: it is a folder")
     if path.suffix == ".onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            required(package, "onnx")
+            require(package, "onnx")
     return path
 
 
@@ -103,24 +112,24 @@ def describe(model: nn.Module) -> Metadata:
     data = getattr(model, "metadata", {}).get("recipe", {}).get("data")
     return Metadata(
         config["name"], class_names(model), config["img_size"], config["in_chans"],
-        data=data if data in CATALOG else None,  # of own pictures it would be a path of this machine
+        data=data if data in CATALOG else None,  # for other data it would be a path of this machine
     )  # fmt: skip
 
 
 @torch.no_grad()
-def check_parity(model: nn.Module, about: Metadata, run: Callable[[np.ndarray], np.ndarray]) -> dict[int, float]:
-    """Batch -> largest difference of a score, on random images; a sentence if one is too large."""
+def check_parity(model: nn.Module, metadata: Metadata, run: Callable[[np.ndarray], np.ndarray]) -> dict[int, float]:
+    """Batch -> largest difference of a score, on random images; refuses one that is too large."""
     generator, differences = torch.Generator().manual_seed(0), {}
     model = fp32_eval_copy(model)
     for batch in BATCHES:
-        images = torch.rand(batch, about.channels, *about.img_size, generator=generator)
+        images = torch.rand(batch, metadata.channels, *metadata.img_size, generator=generator)
         expected = model(images).numpy()
-        found = run(images.numpy())
-        largest = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
+        scores = run(images.numpy())
+        largest = float(np.abs(scores - expected).max()) if scores.shape == expected.shape else float("inf")
         allowed = TOLERANCE * max(1.0, float(np.abs(expected).max()))
         if not largest <= allowed:  # also when it is not a number
             raise MspcapsError(
-                f"the exported {about.model} differs from PyTorch by {largest:.1e} at batch {batch}, more than the "
+                f"the exported {metadata.model} differs from PyTorch by {largest:.1e} at batch {batch}, more than the "
                 f"{allowed:.0e} allowed: nothing was written"
             )
         differences[batch] = largest

@@ -7,7 +7,7 @@ gained no speed.
 
 import io
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from torch import nn
 from mspcaps.data import ImageSet
 from mspcaps.evaluation import load_for
 from mspcaps.evaluation.accuracy import all_scores
-from mspcaps.export.graphs import attempt, onnx_runner, with_metadata
-from mspcaps.export.metadata import INPUT, Metadata, required
-from mspcaps.export.runner import as_input
+from mspcaps.export.graphs import onnx_runner, with_metadata, wrap_errors
+from mspcaps.export.runner import INPUT, Metadata, as_input, require
+from mspcaps.files import Progress
 from mspcaps.models import summarize
 
-CALIBRATION, COMPARED = 128, 1000  # images at most
-MEMORY = 1 << 30  # bytes: the calibration keeps the activations of all its images
+MAX_CALIBRATION_IMAGES, MAX_COMPARED_IMAGES = 128, 1000
+MAX_CALIBRATION_BYTES = 1 << 30  # the calibration keeps the activations of all its images
 BATCH = 16
 
 
@@ -33,53 +33,49 @@ BATCH = 16
 class Agreement:
     """How int8 compares with fp32, on images that it was not calibrated on."""
 
-    same: int  # answers that are the same
+    same: int  # equal answers
     images: int
     calibrated: int  # images that set the ranges
-    data: str  # where both come from
+    data: str  # the data set of both
 
 
-def calibration(
-    model: nn.Module, data: str | Path | None, progress: Callable[[str, int, int | None], None]
-) -> tuple[ImageSet, ImageSet]:
+def load_calibration(model: nn.Module, data: str | Path | None, progress: Progress) -> tuple[ImageSet, ImageSet]:
     """Training images that set the ranges, and test images to compare on."""
-    train, test = (
-        load_for(model, data, split, progress, "--calibrate") for split in ("train", "test")
-    )  # in the model's size
-    room = MEMORY // summarize(model).memory_bytes_per_image
-    count = min(len(train), CALIBRATION, max(BATCH, room))
+    train, test = (load_for(model, data, split, progress, "--calibrate") for split in ("train", "test"))
+    room = MAX_CALIBRATION_BYTES // summarize(model).memory_bytes_per_image
+    count = min(len(train), MAX_CALIBRATION_IMAGES, max(BATCH, room))
     if count > BATCH:
         count -= count % BATCH  # onnxruntime's calibration takes batches of one size only
-    return random_subset(train, count), random_subset(test, COMPARED)
+    return random_subset(train, count), random_subset(test, MAX_COMPARED_IMAGES)
 
 
-def quantized(
-    content: bytes, model: nn.Module, about: Metadata, seen: ImageSet, others: ImageSet
+def quantize(
+    content: bytes, model: nn.Module, metadata: Metadata, train: ImageSet, test: ImageSet
 ) -> tuple[bytes, Agreement]:
     """An ONNX file in fp32 -> the same in int8, and how often it answers as the model in PyTorch does."""
-    small = attempt(lambda: quantize_convolutions(content, as_input(seen.images.numpy()), about), about.model)
-    run = onnx_runner(small)
-    found = np.concatenate([run(as_input(block.numpy())) for block in others.images.split(BATCH)])
-    expected = all_scores(model, others.images, BATCH).numpy()
-    same = int((found.argmax(1) == expected.argmax(1)).sum())
-    return small, Agreement(same, len(others), len(seen), others.name)
+    int8 = wrap_errors(lambda: quantize_convolutions(content, as_input(train.images.numpy()), metadata), metadata.model)
+    run = onnx_runner(int8)
+    scores = np.concatenate([run(as_input(block.numpy())) for block in test.images.split(BATCH)])
+    expected = all_scores(model, test.images, BATCH).numpy()
+    same = int((scores.argmax(1) == expected.argmax(1)).sum())
+    return int8, Agreement(same, len(test), len(train), test.name)
 
 
 def random_subset(data: ImageSet, count: int) -> ImageSet:
-    """So many images spread over the set by chance, the same ones every time."""
+    """`count` random images, the same ones every time."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     return data.subset(order[:count].sort().values)
 
 
-def quantize_convolutions(content: bytes, images: np.ndarray, about: Metadata) -> bytes:
+def quantize_convolutions(content: bytes, images: np.ndarray, metadata: Metadata) -> bytes:
     """images float32 [n, c, h, w] set the ranges of the activations."""
-    onnx: Any = required("onnx", "onnx")
-    tools: Any = required("onnxruntime.quantization", "onnx")
+    onnx: Any = require("onnx", "onnx")
+    tools: Any = require("onnxruntime.quantization", "onnx")
     with tempfile.TemporaryDirectory() as place:
-        made = Path(place) / "int8.onnx"
+        path = Path(place) / "int8.onnx"
         tools.quantize_static(
             onnx.load(io.BytesIO(content)),
-            made,
+            path,
             Reader(images),
             quant_format=tools.QuantFormat.QDQ,
             op_types_to_quantize=["Conv"],
@@ -91,7 +87,7 @@ def quantize_convolutions(content: bytes, images: np.ndarray, about: Metadata) -
             reduce_range=True,
             calibrate_method=tools.CalibrationMethod.Percentile,
         )
-        return with_metadata(onnx.load(made), about)
+        return with_metadata(onnx.load(path), metadata)
 
 
 class Reader:

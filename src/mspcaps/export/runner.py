@@ -1,16 +1,70 @@
-"""Answers of an exported model through onnxruntime, without torch: numpy, Pillow and onnxruntime are enough.
+"""Run an exported model with onnxruntime, without torch: numpy, Pillow and onnxruntime are enough.
 
-`mspcaps predict model.onnx PICTURE` comes here. Pictures are read by the code that reads them for the model in PyTorch.
+`mspcaps predict model.onnx PICTURE` does. Pictures are read by the same code as for a model in PyTorch.
 """
 
-from collections.abc import Iterable, Iterator
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
+from mspcaps import __version__
 from mspcaps.errors import MspcapsError
-from mspcaps.export.metadata import INPUT, Metadata, required
-from mspcaps.pictures import Prediction, stream_answers
+from mspcaps.evaluation.predict import Paths, Prediction, classify_pictures
+
+INPUT, OUTPUT = "image", "scores"  # names in the graph
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What an exported file says about itself, so that running it needs neither mspcaps nor torch."""
+
+    model: str
+    classes: tuple[str, ...]  # in the order of the scores
+    img_size: tuple[int, int]  # height, width
+    channels: int  # 1: grey, 3: RGB
+    precision: str = "fp32"
+    data: str | None = None  # the data set it was trained on, if it is one of the catalog
+    sha256: str | None = None  # of the weights file
+
+    def to_strings(self) -> dict[str, str]:
+        """ONNX keeps strings only: lists and numbers are JSON."""
+        return {
+            "producer": f"mspcaps {__version__}",
+            "task": "image-classification",
+            "input": f"{INPUT}: float32 [batch, channels, height, width] in [0, 1]; normalisation is part of the model",
+            "output": f"{OUTPUT}: float32 [batch, classes], the highest is the answer",
+            "model": self.model,
+            "classes": json.dumps(self.classes, ensure_ascii=False),
+            "img_size": json.dumps(self.img_size),
+            "channels": json.dumps(self.channels),
+            "precision": self.precision,
+            **{key: value for key, value in (("data", self.data), ("sha256", self.sha256)) if value},
+        }
+
+    @classmethod
+    def from_strings(cls, strings: Mapping[str, str], path: Path) -> "Metadata":
+        """`path` is for the error message."""
+        try:
+            height, width = json.loads(strings["img_size"])
+            return cls(
+                model=strings["model"],
+                classes=tuple(str(name) for name in json.loads(strings["classes"])),
+                img_size=(int(height), int(width)),
+                channels=int(strings["channels"]),
+                precision=strings["precision"],
+                data=strings.get("data"),
+                sha256=strings.get("sha256"),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise MspcapsError(
+                f"{path} was not exported by mspcaps: its metadata lacks the classes and the image size"
+            ) from error
 
 
 class OnnxModel:
@@ -22,25 +76,23 @@ class OnnxModel:
         if not path.is_file():
             raise MspcapsError(f"there is no file {path}")
         self.session = open_session(path, threads)
-        self.metadata = about = Metadata.from_strings(self.session.get_modelmeta().custom_metadata_map, path)
+        self.metadata = metadata = Metadata.from_strings(self.session.get_modelmeta().custom_metadata_map, path)
         shapes = [tuple(port.shape[1:]) for port in (*self.session.get_inputs(), *self.session.get_outputs())]
-        if shapes != [(about.channels, *about.img_size), (len(about.classes),)]:
+        if shapes != [(metadata.channels, *metadata.img_size), (len(metadata.classes),)]:
             raise MspcapsError(f"{path}: its header does not fit the model, which has the shapes {shapes}")
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {INPUT: images})[0]
 
-    def predict(self, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64) -> list[Prediction]:
+    def predict(self, paths: Paths, top: int = 3, batch_size: int = 64) -> list[Prediction]:
         """One prediction per picture, in order; a folder means all pictures below it."""
         return list(self.stream_predictions(paths, top, batch_size))
 
-    def stream_predictions(
-        self, paths: Iterable[str | Path] | str | Path, top: int = 3, batch_size: int = 64
-    ) -> Iterator[Prediction]:
-        """As `predict`, but the first answers are there while later pictures are still to be read."""
-        about = self.metadata
-        return stream_answers(
-            lambda images: self(as_input(images)), paths, about.img_size, about.channels, about.classes, top, batch_size
+    def stream_predictions(self, paths: Paths, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
+        """As `predict`, but the first predictions come while later pictures are still being read."""
+        task = self.metadata
+        return classify_pictures(
+            lambda images: self(as_input(images)), paths, task.img_size, task.channels, task.classes, top, batch_size
         )
 
 
@@ -51,11 +103,11 @@ def as_input(images: np.ndarray) -> np.ndarray:
 
 def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-untyped-def]  # onnxruntime may be missing
     """An onnxruntime.InferenceSession on the CPU of a file or of its content."""
-    runtime = required("onnxruntime", "onnx")
+    runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only; they come as exceptions too
-    # Its threads would spin on for a while after an answer, at the cost of whoever computes next.
+    # Or its threads go on spinning after an answer, at the cost of whoever computes next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         given = source if isinstance(source, bytes) else str(source)
@@ -63,3 +115,15 @@ def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-unt
     except Exception as error:  # its exceptions have no common base
         name = "the exported graph" if isinstance(source, bytes) else str(source)
         raise MspcapsError(f"{name} is not a model that onnxruntime can read: {error}") from error
+
+
+def require(package: str, extra: str) -> ModuleType:
+    """Import an optional package, or say how to install it."""
+    if extra == "onnx":  # without it onnxruntime writes an id of this machine to disk and reports to Microsoft
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise MspcapsError(
+            f"this needs {error.name}, which is not installed: pip install 'mspcaps[{extra}]'"
+        ) from error

@@ -1,29 +1,17 @@
 """One file per family; importing this package registers them all."""
 
-from typing import Literal
-
 from mspcaps.models import controls, mspcaps, resnet
-from mspcaps.models.pretrained import config_of
-from mspcaps.models.registry import Model, create_model, list_models, register_model
+from mspcaps.models.factory import as_model, create_model, list_models, load_model
+from mspcaps.models.model import Criterion, Model, Task, class_names, config_of, param_groups, unwrapped
+from mspcaps.models.registry import check_name, model_options, register_model
+from mspcaps.models.shipped import Card, list_pretrained, read_card, weights_path
 from mspcaps.models.summary import Summary, summarize
+from mspcaps.models.transfer import Transfer, transfer
+from mspcaps.models.weights_file import save_weights
 
 __all__ = [
-    "MSPCapsName",
-    "Model",
-    "Summary",
-    "config_of",
-    "controls",
-    "create_model",
-    "list_models",
-    "mspcaps",
-    "register_model",
-    "resnet",
-    "summarize",
-]
-
-# For type checkers: by these names `mspcaps.create_model` is known to return an MSPCaps. A test keeps the list whole.
-MSPCapsName = Literal[
-    "mspcaps_l", "mspcaps_l_dr", "mspcaps_l_p2", "mspcaps_l_p3", "mspcaps_l_shared", "mspcaps_t", "mspcaps_t_dr",
-    "mspcaps_t_mean", "mspcaps_t_p2", "mspcaps_t_p3", "mspcaps_t_scale16", "mspcaps_t_scale32", "mspcaps_t_scale32_16",
-    "mspcaps_t_scale8", "mspcaps_t_self", "mspcaps_t_unshared",
+    "Card", "Criterion", "Model", "Summary", "Task", "Transfer", "as_model", "check_name", "class_names", "config_of",
+    "controls", "create_model", "list_models", "list_pretrained", "load_model", "model_options", "mspcaps",
+    "param_groups", "read_card", "register_model", "resnet", "save_weights", "summarize", "transfer", "unwrapped",
+    "weights_path",
 ]  # fmt: skip

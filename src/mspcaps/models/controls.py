@@ -5,75 +5,100 @@ Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self and mspcaps_t_mean 344,320 
 mspcaps_t_linear_margin 323,306.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting, margin_loss
-from mspcaps.models.mspcaps import MSRB, TINY, Config, MSPCaps
-from mspcaps.models.registry import Model, register_model
+from mspcaps.capsules.patchify import patch_averages
+from mspcaps.models.model import Model, Task
+from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grid
+from mspcaps.models.registry import register_model
 
 
-class SelfAgreement(MSPCaps):
-    """Every vote is weighed by its agreement with all the others, whatever its scale."""
+class PatchAverages(nn.Module):
+    """Feature maps -> the mean of every patch [b, n_i, c_i], as PatchifyCaps takes them."""
 
-    routing_block = SelfAgreementRouting
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        return [patch_averages(f, self.patch) for f in maps]
 
 
-class MeanAgreement(MSPCaps):
-    """A coarse capsule is weighed by its mean agreement with the fine ones below it."""
+class LinearHead(Model):
+    """No capsules: one linear layer on the patch averages of all scales of MSPCaps-T, trained with cross-entropy."""
 
-    routing_block = MeanAgreementRouting
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.grids = [capsule_grid(task.img_size, i, TINY.patch) for i in reversed(TINY.scales)][::-1]
+        self.backbone = MSRB(TINY, task.in_chans)
+        self.patchify = PatchAverages(TINY.patch)
+        self.num_features = sum(
+            rows * columns * width for (rows, columns), width in zip(self.grids, TINY.widths, strict=True)
+        )
+        self.new_classifier(task.num_classes)
 
+    def forward_features(self, x: Tensor) -> list[Tensor]:
+        """-> patch averages [b, n_i, c_i] of every scale, finest first."""
+        return self.patchify(self.backbone(self.normalize(x)))
 
-class LinearHead(MSRB, Model):
-    """No capsules: one linear layer on the patch averages of all scales, trained with cross-entropy."""
-
-    loss = staticmethod(F.cross_entropy)
-
-    def __init__(self, config: Config, num_classes: int, **backbone: Any) -> None:
-        super().__init__(config, **backbone)
-        sizes = [rows * columns * config.widths[i] for i, (rows, columns) in zip(self.scales, self.grids, strict=True)]
-        self.head = nn.Linear(sum(sizes), num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> class scores [b, num_classes], before the softmax."""
-        if self.runs_fused(x):
-            averages = self.fused_averages(x)
-        else:
-            maps = self.forward_features(x)
-            averages = [F.avg_pool2d(maps[i], self.patch).permute(0, 2, 3, 1) for i in self.scales]
-        return self.head(torch.cat([u.flatten(1) for u in averages], dim=1))
+        return self.head(torch.cat([u.flatten(1) for u in features], dim=1))
+
+    def tensor_places(self) -> dict[str, Any]:
+        return {"head.weight": self.grids}
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w] and average.i [b, n, c] of every scale."""
+        maps = self.backbone(self.normalize(x))
+        named = {f"map.{i}": f for i, f in enumerate(maps)}
+        return named | {f"average.{i}": u for i, u in enumerate(self.patchify(maps))}
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.head = nn.Linear(self.num_features, num_classes)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.backbone.grad_checkpointing = enable
+
+    upgrade_state = MSPCaps.upgrade_state
 
 
 class LinearMargin(LinearHead):
     """The same layer, trained as capsules are: scores in [0, 1] in place of their lengths, margin loss."""
 
-    loss = staticmethod(margin_loss)  # type: ignore[assignment]
-    scores_are_lengths = True  # as far as confidence goes
+    scores = "lengths"
+    criterion = staticmethod(margin_loss)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> class scores [b, num_classes] in [0, 1]."""
-        return super().forward(x).sigmoid()
+        return super().forward_head(features).sigmoid()
 
 
 @register_model
-def mspcaps_t_self(**task: Any) -> SelfAgreement:
-    return SelfAgreement(TINY, **task)
+def mspcaps_t_self(task: Task) -> MSPCaps:
+    """Every vote is weighed by its agreement with all the others, whatever its scale."""
+    return MSPCaps(task, replace(TINY, routing=SelfAgreementRouting))
 
 
 @register_model
-def mspcaps_t_mean(**task: Any) -> MeanAgreement:
-    return MeanAgreement(TINY, **task)
+def mspcaps_t_mean(task: Task) -> MSPCaps:
+    """A coarse capsule is weighed by its mean agreement with the fine ones below it."""
+    return MSPCaps(task, replace(TINY, routing=MeanAgreementRouting))
 
 
 @register_model
-def mspcaps_t_linear(**task: Any) -> LinearHead:
-    return LinearHead(TINY, **task)
+def mspcaps_t_linear(task: Task) -> LinearHead:
+    return LinearHead(task)
 
 
 @register_model
-def mspcaps_t_linear_margin(**task: Any) -> LinearMargin:
-    return LinearMargin(TINY, **task)
+def mspcaps_t_linear_margin(task: Task) -> LinearMargin:
+    return LinearMargin(task)

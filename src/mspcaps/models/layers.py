@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mspcaps.errors import MspcapsError
 
@@ -17,6 +18,19 @@ def check_floating(x: Tensor) -> None:
         raise MspcapsError(f"images must be a tensor, not {type(x).__name__}: use torch.from_numpy for arrays")
     if not x.is_floating_point():
         raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Their range on the CPU only: a GPU would have to be waited for."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise MspcapsError(
+            f"labels must be class numbers, one per image, not {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if labels.device.type != "cpu" or labels.numel() == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise MspcapsError(f"labels run from {low} to {high}, but there are {classes} classes, numbered from 0")
 
 
 class Normalize(nn.Module):
@@ -43,29 +57,6 @@ class Normalize(nn.Module):
             got = " x ".join(str(side) for side in x.shape)
             raise MspcapsError(f"the model takes batches of {wanted} (channels, height, width), not {got}")
         return (x - self.mean) / self.std
-
-
-class Conv3x3(nn.Conv2d):
-    """3x3 convolution without bias. On a GPU one with few input channels runs as a product with image patches:
-
-    cuDNN's weight gradient of a 3-channel convolution is by far the most expensive one of MSPCaps-T.
-    """
-
-    def __init__(self, in_chans: int, out_chans: int, stride: int = 1) -> None:
-        super().__init__(in_chans, out_chans, 3, stride=stride, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not (x.is_cuda and self.in_channels <= 4 and self.stride == (1, 1) and self.training):
-            return super().forward(x)
-        b, c, h, w = x.shape
-        patches = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)  # [b, c, h, w, 3, 3]
-        patches = patches.permute(0, 2, 3, 4, 5, 1).reshape(b, h * w, 9 * c)
-        weight = self.weight.permute(2, 3, 1, 0).reshape(9 * c, -1)
-        spare = -9 * c % 8  # tensor cores take inner sizes in multiples of 8
-        patches, weight = F.pad(patches, (0, spare)), F.pad(weight, (0, 0, 0, spare))
-        # One product per image: the weight gradient then splits over the batch instead of one long thin product.
-        y = torch.bmm(patches, weight.expand(b, -1, -1))  # [b, h w, out]
-        return y.view(b, h, w, -1).permute(0, 3, 1, 2)
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -102,17 +93,35 @@ class ConvBN(nn.Module):
 
     def __init__(self, in_chans: int, out_chans: int, stride: int = 1) -> None:
         super().__init__()
-        self.conv = Conv3x3(in_chans, out_chans, stride)
+        self.conv = nn.Conv2d(in_chans, out_chans, 3, stride, padding=1, bias=False)
         self.bn = BatchNorm(out_chans)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bn(self.conv(x))
 
 
-def scores_are_lengths(model: nn.Module) -> bool:
-    """Whether scores are independent numbers in [0, 1], such as lengths of capsules, and not logits. A model whose
-    capsules do not tell says so itself."""
-    return bool(getattr(model, "scores_are_lengths", hasattr(model, "forward_capsules")))
+def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
+    """A block of a backbone; with checkpointing nothing inside it is kept for the backward pass."""
+    if not (checkpointing and block.training):
+        return block(x)
+    if torch.compiler.is_compiling():  # a compiled graph changes buffers in its forward half only
+        return checkpoint(block, x, use_reentrant=False)
+    first_and_second = lambda: (contextlib.nullcontext(), fixed_statistics(block))  # noqa: E731
+    return checkpoint(block, x, use_reentrant=False, context_fn=first_and_second)
+
+
+@contextlib.contextmanager
+def fixed_statistics(block: nn.Module) -> Iterator[None]:
+    """BatchNorm keeps its running statistics meanwhile: a forward pass that is run twice must move them once."""
+    norms = [m for m in block.modules() if isinstance(m, nn.BatchNorm2d)]
+    kept = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, kept, strict=True):
+            norm.momentum = momentum
 
 
 @contextlib.contextmanager

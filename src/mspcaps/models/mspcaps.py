@@ -9,22 +9,28 @@ positions from N(0, 1), everything else as PyTorch does.
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.hooks import RemovableHandle
 
-from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps, RoutingState, length, margin_loss
+from mspcaps.capsules import (
+    CrossAgreementRouting,
+    DynamicRouting,
+    PatchifyCaps,
+    RoutingState,
+    States,
+    length,
+    margin_loss,
+)
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.grouping import middle_grids
 from mspcaps.errors import MspcapsError
-from mspcaps.models.fused import FusedBackbone
-from mspcaps.models.layers import ConvBN, Normalize
-from mspcaps.models.registry import Model, register_model
+from mspcaps.models.layers import ConvBN, run_block
+from mspcaps.models.model import Model, Task
+from mspcaps.models.registry import register_model
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Config:
     patch: int
     shared: bool
     scales: tuple[int, ...] = (0, 1, 2)  # which feature maps become capsules, finest first
+    routing: type[CrossAgreementRouting] = CrossAgreementRouting
 
 
 TINY = Config(widths=(32, 64, 128), depth=2, dims=(8, 8, 16), d_mid=16, d_out=32, patch=4, shared=True)
@@ -53,9 +60,6 @@ class ResidualBlock(nn.Module):
         self.first = ConvBN(in_chans, width, stride)
         self.rest = nn.ModuleList(ConvBN(width, width) for _ in range(depth - 1))
 
-    def layers(self) -> list[ConvBN]:
-        return [self.first, *self.rest]
-
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
         for conv in self.rest:
@@ -63,119 +67,146 @@ class ResidualBlock(nn.Module):
         return x
 
 
-class MSRB(FusedBackbone):
-    """The multi-scale backbone: normalisation inside, one residual block per scale, a feature map from each."""
+class MSRB(nn.Module):
+    """The multi-scale ResNet backbone: [b, c, h, w] -> the feature maps f_i of the scales in use, finest first."""
 
-    block = ResidualBlock
-
-    def __init__(
-        self, config: Config, in_chans: int, img_size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
-    ) -> None:
+    def __init__(self, config: Config, in_chans: int) -> None:
         super().__init__()
-        self.scales, self.patch = config.scales, config.patch
-        self.normalize = Normalize(mean, std, img_size)  # of other sizes capsules would meet the wrong positions
+        self.scales = config.scales
         chans = (in_chans, *config.widths)
         self.blocks = nn.ModuleList(
             ResidualBlock(chans[i], chans[i + 1], config.depth, stride=1 if i == 0 else 2)
             for i in range(config.scales[-1] + 1)
         )
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = []
+        for block in self.blocks:
+            x = run_block(block, x, self.grad_checkpointing)
+            maps.append(x)
+        return [maps[i] for i in self.scales]
+
+
+class MultiScalePatchify(nn.ModuleList):
+    """A PatchifyCaps for every scale in use: feature maps f_i -> primary capsules u_i [b, n_i, d_i]."""
+
+    @property
+    def patch(self) -> int:
+        return self[0].patch  # type: ignore[return-value]
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        return [patchify(f) for patchify, f in zip(self, maps, strict=True)]
+
+
+class MSPCaps(Model):
+    """Figure 2 of the paper: backbone, PatchifyCaps per scale, routing from fine to coarse, class capsules."""
+
+    scores = "lengths"
+    criterion = staticmethod(margin_loss)
+
+    def __init__(self, task: Task, config: Config) -> None:
+        super().__init__(task)
         # Coarsest first: it needs the largest image, so a refusal names a size that all the scales accept.
-        self.grids = [capsule_grid(img_size, i, config.patch) for i in reversed(config.scales)][::-1]
+        grids = [capsule_grid(task.img_size, i, config.patch) for i in reversed(config.scales)][::-1]
+        self.grids, self.scales = grids, config.scales
+        self.backbone = MSRB(config, task.in_chans)
+        self.patchify = MultiScalePatchify(
+            PatchifyCaps(config.widths[i], config.dims[i], grid, config.patch)
+            for i, grid in zip(config.scales, grids, strict=True)
+        )
+        self.routing = nn.ModuleList(self.build_routing(config))
+        self.num_features = sum(math.prod(g) * config.dims[i] for i, g in zip(config.scales, grids, strict=True))
+
+    def build_routing(self, config: Config) -> list[nn.Module]:
+        """The CAR blocks: two for three scales, else one straight to the classes; a single scale meets itself."""
+        grids, dims, block, shared = self.grids, [config.dims[i] for i in config.scales], config.routing, config.shared
+        if len(grids) < 3:
+            return [block(grids[0], dims[0], grids[-1], dims[-1], self.num_classes, config.d_out, shared)]
+        n2, n3 = math.prod(grids[1]), math.prod(grids[2])
+        n_mid = n3 * (n2 // n3)
+        fine, coarse = middle_grids(n_mid, grids[2])
+        return [
+            block(grids[0], dims[0], grids[1], dims[1], n_mid, config.d_mid, shared),
+            block(fine, config.d_mid, coarse, dims[2], self.num_classes, config.d_out, shared),
+        ]
+
+    def patch_grids(self) -> list[tuple[int, Grid]]:
+        return [(self.patchify.patch * 2**i, grid) for i, grid in zip(self.scales, self.grids, strict=True)]
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
-        """[b, c, h, w] in [0, 1] -> the feature maps of all blocks, finest first."""
-        maps, x = [], self.normalize(x)
-        for block in self.blocks:
-            x = block(x)
-            maps.append(x)
-        return maps
+        """-> primary capsules u_i [b, n_i, d_i] of every scale in use, finest first."""
+        return self.patchify(self.backbone(self.normalize(x)))
 
-
-class MSPCaps(MSRB, Model):
-    """Backbone -> PatchifyCaps per scale -> routing from fine to coarse -> class capsules [b, num_classes, d_out]."""
-
-    loss = staticmethod(margin_loss)  # what it is trained with, on scores and labels
-    routing_block: type[CrossAgreementRouting] = CrossAgreementRouting
-
-    def __init__(
-        self,
-        config: Config,
-        num_classes: int,
-        in_chans: int,
-        img_size: tuple[int, int],
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
-        super().__init__(config, in_chans, img_size, mean, std)
-        self.patchify = nn.ModuleList(
-            PatchifyCaps(config.widths[i], config.dims[i], grid, config.patch)
-            for i, grid in zip(config.scales, self.grids, strict=True)
-        )
-        self.build_routing(config, num_classes)
-
-    def build_routing(self, config: Config, num_classes: int) -> None:
-        grids, dims, shared = self.grids, [config.dims[i] for i in config.scales], config.shared
-        if len(grids) == 3:
-            n2, n3 = grids[1][0] * grids[1][1], grids[2][0] * grids[2][1]
-            n_mid = n3 * (n2 // n3)
-            fine, coarse = middle_grids(n_mid, grids[2])
-            first = self.routing_block(grids[0], dims[0], grids[1], dims[1], n_mid, config.d_mid, shared)
-            second = self.routing_block(fine, config.d_mid, coarse, dims[2], num_classes, config.d_out, shared)
-            self.routing = nn.ModuleList([first, second])
-        else:  # one block straight to the classes; a single scale meets itself
-            routing = self.routing_block(grids[0], dims[0], grids[-1], dims[-1], num_classes, config.d_mid, shared)
-            self.routing = nn.ModuleList([routing])
-
-    def forward_primary(self, x: Tensor) -> list[Tensor]:
-        """-> primary capsules [b, n_i, d_i] of every scale in use, finest first."""
-        if self.runs_fused(x):
-            return self.fused_capsules(self.fused_averages(x))
-        maps = self.forward_features(x)
-        return [patchify(maps[i]) for i, patchify in zip(self.scales, self.patchify, strict=True)]
+    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
+        """Primary capsules of every scale -> class capsules [b, num_classes, d_out]."""
+        if len(u) < 3:
+            return self.routing[0](u[0], u[-1], states)
+        middle = self.routing[0](u[0], u[1], states)
+        return self.routing[1](middle, u[2], states)
 
     def forward_capsules(self, x: Tensor) -> Tensor:
         """-> class capsules [b, num_classes, d_out]."""
-        u = self.forward_primary(x)
-        if len(self.routing) == 1:
-            return self.routing[0](u[0], u[-1])
-        return self.routing[1](self.routing[0](u[0], u[1]), u[2])
+        return self.route(self.forward_features(x))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> class scores [b, num_classes]: the lengths of the class capsules."""
-        return length(self.forward_capsules(x))
+        return length(self.route(features))
 
     def routing_state(self, x: Tensor) -> list[RoutingState]:
-        """What every routing block does with a batch, in order. Blocks that cannot tell are left out."""
-        inputs: dict[int, tuple[Tensor, ...]] = {}
+        states: States = []
+        self.route(self.forward_features(x), states)
+        for i, state in enumerate(states):
+            state.name = f"routing.{i}"
+        return states
 
-        def listen(i: int, block: nn.Module) -> RemovableHandle:
-            return block.register_forward_hook(lambda module, args, output: inputs.update({i: args}))
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w], primary.i [b, n, d] and, of every routing block, routed.i [b, j, e]."""
+        maps, states = self.backbone(self.normalize(x)), States()
+        u = self.patchify(maps)
+        self.route(u, states)
+        named = {f"map.{i}": f for i, f in zip(self.scales, maps, strict=True)}
+        named |= {f"primary.{i}": capsules for i, capsules in zip(self.scales, u, strict=True)}
+        return named | {f"routed.{i}": state.output for i, state in enumerate(states)}
 
-        hooks = [listen(i, block) for i, block in enumerate(self.routing)]
-        try:
-            self.forward_capsules(x)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        blocks = [(i, block) for i, block in enumerate(self.routing) if i in inputs and hasattr(block, "state")]
-        return [block.state(*inputs[i]).named(f"routing.{i}") for i, block in blocks]  # type: ignore[operator]
+    def get_classifier(self) -> nn.Module:
+        return self.routing[-1]
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.routing[-1] = self.routing[-1].with_outputs(num_classes)  # type: ignore[operator]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.backbone.grad_checkpointing = enable
+
+    @classmethod
+    def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The first weights were shipped when the network was its own backbone."""
+        return {f"backbone.{name}" if name.startswith("blocks.") else name: t for name, t in tensors.items()}
 
 
 class MSPCapsDR(MSPCaps):
     """The paper's "4 x DR" ablation: each scale halves its capsules by dynamic routing, the fourth block joins them."""
 
-    def build_routing(self, config: Config, num_classes: int) -> None:
-        sizes = [rows * columns for rows, columns in self.grids]
-        halves = [max(1, n // 2) for n in sizes]
-        self.routing = nn.ModuleList(
-            DynamicRouting(n, config.d_mid, half, config.d_mid) for n, half in zip(sizes, halves, strict=True)
-        )
-        self.routing.append(DynamicRouting(sum(halves), config.d_mid, num_classes, config.d_out))
+    def __init__(self, task: Task, config: Config, iterations: int) -> None:
+        self.iterations = iterations
+        super().__init__(task, config)
 
-    def forward_capsules(self, x: Tensor) -> Tensor:
+    def build_routing(self, config: Config) -> list[nn.Module]:
+        sizes = [math.prod(grid) for grid in self.grids]
+        halves = [max(1, n // 2) for n in sizes]
+        per_scale = [
+            DynamicRouting(n, config.d_mid, half, config.d_mid, self.iterations)
+            for n, half in zip(sizes, halves, strict=True)
+        ]
+        return [*per_scale, DynamicRouting(sum(halves), config.d_mid, self.num_classes, config.d_out, self.iterations)]
+
+    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
         *per_scale, join = self.routing
-        u = [routing(u) for routing, u in zip(per_scale, self.forward_primary(x), strict=True)]
-        return join(torch.cat(u, dim=1))
+        halved = [routing(capsules, states) for routing, capsules in zip(per_scale, u, strict=True)]
+        return join(torch.cat(halved, dim=1), states)
+
+    def tensor_places(self) -> dict[str, Any]:
+        return super().tensor_places() | {f"routing.{i}.w": self.grids for i in range(len(self.routing))}
 
 
 def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:
@@ -191,72 +222,88 @@ def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:
     return grid[0], grid[1]
 
 
-@register_model
-def mspcaps_t(**task: Any) -> MSPCaps:
-    return MSPCaps(TINY, **task)
+def middle_grids(n_mid: int, coarse: Grid) -> tuple[Grid, Grid]:
+    """(grid of the middle capsules, grid of the coarse ones) for the second routing block.
+
+    Middle capsules are numbered, not placed. When r x r of them meet each coarse capsule they are laid on the grid
+    that is r times finer; otherwise groups are consecutive runs.
+    """
+    n = math.prod(coarse)
+    r = math.isqrt(n_mid // n)
+    if r * r * n == n_mid:
+        return (r * coarse[0], r * coarse[1]), coarse
+    return (1, n_mid), (1, n)
 
 
 @register_model
-def mspcaps_t_unshared(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, shared=False), **task)
+def mspcaps_t(task: Task, *, patch: int = 4, shared: bool = True) -> MSPCaps:
+    return MSPCaps(task, replace(TINY, patch=patch, shared=shared))
 
 
 @register_model
-def mspcaps_t_p2(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, patch=2), **task)
+def mspcaps_t_unshared(task: Task) -> MSPCaps:
+    return mspcaps_t(task, shared=False)
 
 
 @register_model
-def mspcaps_t_p3(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, patch=3), **task)
+def mspcaps_t_p2(task: Task) -> MSPCaps:
+    return mspcaps_t(task, patch=2)
+
+
+@register_model
+def mspcaps_t_p3(task: Task) -> MSPCaps:
+    return mspcaps_t(task, patch=3)
 
 
 # The scale ablations keep only the blocks they need and the dimensions of the first routing block: 8 in, 16 out.
-@register_model
-def mspcaps_t_scale32(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, dims=(8, 8, 8), scales=(0,)), **task)
+ONE_BLOCK = replace(TINY, dims=(8, 8, 8), d_out=16)
 
 
 @register_model
-def mspcaps_t_scale16(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, dims=(8, 8, 8), scales=(1,)), **task)
+def mspcaps_t_scale32(task: Task) -> MSPCaps:
+    return MSPCaps(task, replace(ONE_BLOCK, scales=(0,)))
 
 
 @register_model
-def mspcaps_t_scale8(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, dims=(8, 8, 8), scales=(2,)), **task)
+def mspcaps_t_scale16(task: Task) -> MSPCaps:
+    return MSPCaps(task, replace(ONE_BLOCK, scales=(1,)))
 
 
 @register_model
-def mspcaps_t_scale32_16(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(TINY, dims=(8, 8, 8), scales=(0, 1)), **task)
+def mspcaps_t_scale8(task: Task) -> MSPCaps:
+    return MSPCaps(task, replace(ONE_BLOCK, scales=(2,)))
 
 
 @register_model
-def mspcaps_t_dr(**task: Any) -> MSPCaps:
-    return MSPCapsDR(replace(TINY, dims=(8, 8, 8), d_mid=8, d_out=16), **task)
+def mspcaps_t_scale32_16(task: Task) -> MSPCaps:
+    return MSPCaps(task, replace(ONE_BLOCK, scales=(0, 1)))
 
 
 @register_model
-def mspcaps_l(**task: Any) -> MSPCaps:
-    return MSPCaps(LARGE, **task)
+def mspcaps_t_dr(task: Task, *, iterations: int = 3) -> MSPCaps:
+    return MSPCapsDR(task, replace(TINY, dims=(8, 8, 8), d_mid=8, d_out=16), iterations)
 
 
 @register_model
-def mspcaps_l_shared(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(LARGE, dims=(16, 16, 32), d_mid=32, d_out=64, shared=True), **task)
+def mspcaps_l(task: Task, *, patch: int = 4) -> MSPCaps:
+    return MSPCaps(task, replace(LARGE, patch=patch))
 
 
 @register_model
-def mspcaps_l_p2(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(LARGE, patch=2), **task)
+def mspcaps_l_shared(task: Task) -> MSPCaps:
+    return MSPCaps(task, replace(LARGE, dims=(16, 16, 32), d_mid=32, d_out=64, shared=True))
 
 
 @register_model
-def mspcaps_l_p3(**task: Any) -> MSPCaps:
-    return MSPCaps(replace(LARGE, patch=3), **task)
+def mspcaps_l_p2(task: Task) -> MSPCaps:
+    return mspcaps_l(task, patch=2)
 
 
 @register_model
-def mspcaps_l_dr(**task: Any) -> MSPCaps:
-    return MSPCapsDR(replace(LARGE, dims=(48, 48, 48), d_mid=48, d_out=96), **task)
+def mspcaps_l_p3(task: Task) -> MSPCaps:
+    return mspcaps_l(task, patch=3)
+
+
+@register_model
+def mspcaps_l_dr(task: Task, *, iterations: int = 3) -> MSPCaps:
+    return MSPCapsDR(task, replace(LARGE, dims=(48, 48, 48), d_mid=48, d_out=96), iterations)

@@ -1,58 +1,33 @@
-"""Names to models."""
+"""Names of models and the functions that build them."""
 
 import fnmatch
-import math
+import inspect
 from collections.abc import Callable, Sequence
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
-
-from mspcaps.capsules import RoutingState
 from mspcaps.errors import MspcapsError, nearest
+from mspcaps.models.model import TASK, ImageSize, Model, make_task
 
-ImageSize = int | tuple[int, int]
-LARGEST = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
-
-
-class Model(nn.Module):
-    """What every model of `create_model` and `load_model` has, and all that a type checker knows of one from a file.
-
-    What a family has besides, such as `forward_capsules`, `isinstance(model, MSPCaps)` tells.
-    """
-
-    config: dict[str, Any]  # name, num_classes, in_chans, img_size, mean and std: what makes a model like it
-    metadata: dict[str, Any]  # what else its weights file says, such as classes and recipe; empty without one
-    loss: Callable[..., Tensor]  # what it is trained with: scores [b, K], labels [b] -> scalar
-
-    def routing_state(self, x: Tensor) -> list[RoutingState]:
-        """What every routing block does with a batch, in order; empty for a model without couplings."""
-        return []
-
-    if TYPE_CHECKING:  # PyTorch's own returns Any
-
-        def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class Builder(Protocol):
-    """What a registered function takes: the shape of the task, and the normalisation that lives inside the model."""
-
-    __name__: str
-
-    def __call__(
-        self, *, num_classes: int, in_chans: int, img_size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
-    ) -> nn.Module: ...
-
-
-_builders: dict[str, Builder] = {}
-B = TypeVar("B", bound=Callable[..., nn.Module])
+_builders: dict[str, Callable[..., Model]] = {}
+B = TypeVar("B", bound=Callable[..., Model])
 
 
 def register_model(function: B) -> B:
-    """Register a model under the name of the decorated function. Defining it again replaces it."""
+    """Register a model under the name of the decorated function: def NAME(task, *, option=default, ...) -> Model.
+
+    Options are bool, int, float or str. Defining the function again replaces it.
+    """
     name, known = function.__name__, _builders.get(function.__name__)
     if known is not None and home_of(known) != home_of(function):
         raise MspcapsError(f"there is already a model {name}, in {known.__module__}: give yours another name")
+    parameters = [*inspect.signature(function).parameters.values()]
+    if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        raise MspcapsError(f"{name} must take a task: def {name}(task, *, option=default)")
+    for p in parameters[1:]:
+        if p.kind is not p.KEYWORD_ONLY or type(p.default) not in (bool, int, float, str):
+            raise MspcapsError(
+                f"{p.name} of {name} must be a keyword whose default is a bool, an int, a float or a str"
+            )
     _builders[name] = function
     return function
 
@@ -61,7 +36,7 @@ def home_of(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
-def list_models(pattern: str = "*") -> list[str]:
+def registered_models(pattern: str = "*") -> list[str]:
     """Names that match a shell pattern, sorted."""
     return sorted(fnmatch.filter(_builders, pattern))
 
@@ -73,51 +48,47 @@ def check_name(name: str) -> None:
         raise MspcapsError(f"there is no model {name!r:.80}: {hint}")
 
 
-def create_model(
+def model_options(name: str) -> dict[str, Any]:
+    """The options of a model's family with their defaults, such as {"patch": 4}."""
+    check_name(name)
+    parameters = inspect.signature(_builders[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def check_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that differ from their defaults; a wrong name or type is refused."""
+    defaults = model_options(name)
+    for key, value in options.items():
+        if key not in defaults:
+            choices = ", ".join([*TASK, "pretrained", *defaults])
+            hint = nearest(key, [*TASK, "pretrained", *defaults], f"it takes {choices}.")
+            raise MspcapsError(f"{name} has no option {key!r}: {hint}")
+        kind = type(defaults[key])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise MspcapsError(f"the option {key} of {name} is {value!r:.80}, but must be {kind.__name__}")
+        if kind is int and value < 1:
+            raise MspcapsError(f"the option {key} of {name} is {value}, but must be at least 1")
+    return {key: value for key, value in options.items() if value != defaults[key]}
+
+
+def build_model(
     name: str,
+    *,
     num_classes: int = 10,
     in_chans: int = 3,
     img_size: ImageSize = 32,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    **options: Any,
 ) -> Model:
     """A freshly initialised model: images in [0, 1], [b, in_chans, *img_size] -> class scores [b, num_classes].
 
     mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
     """
-    check_name(name)
-    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
-    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
-        raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
-    size = int(sides[0]), int(sides[1])
-    for what, value in (("num_classes", num_classes), ("in_chans", in_chans), ("img_size", max(size))):
-        if isinstance(value, Integral) and value >= LARGEST:
-            raise MspcapsError(f"{what} is {value}, but must be less than {LARGEST}")
-    for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
-        if not isinstance(value, Integral):
-            raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
-        if value < least:
-            raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
-    num_classes, in_chans = int(num_classes), int(in_chans)
-    try:
-        mean = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
-        std = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
-    except (TypeError, ValueError) as error:
-        raise MspcapsError(
-            f"mean and std must be lists of numbers, one per channel, not {mean!r} and {std!r}"
-        ) from error
-    if not all(map(math.isfinite, (*mean, *std))):
-        raise MspcapsError(f"mean and std must be finite, not {mean} and {std}")
-    if min(std, default=0) < 0:
-        raise MspcapsError(f"std is {std}, but a deviation cannot be negative")
-    if len(mean) != in_chans or len(std) != in_chans:
-        raise MspcapsError(f"mean and std need one value per channel: got {len(mean)} and {len(std)} for {in_chans}")
-    module = _builders[name](num_classes=num_classes, in_chans=in_chans, img_size=size, mean=mean, std=std)
-    if not isinstance(module, nn.Module):
-        raise MspcapsError(f"the function {name} must return a module, but returned a {type(module).__name__}")
-    model = cast(Model, module)  # any module will do: what a Model has it gets here, but for the loss
-    model.config = {
-        "name": name, "num_classes": num_classes, "in_chans": in_chans, "img_size": size, "mean": mean, "std": std,
-    }  # fmt: skip
-    model.metadata = {}
+    options = check_options(name, options)
+    task = make_task(name, num_classes, in_chans, img_size, mean, std)
+    model = _builders[name](task, **options)
+    if not isinstance(model, Model):
+        raise MspcapsError(f"the function {name} must return a mspcaps.models.Model, not a {type(model).__name__}")
+    model.config = {"name": name, **model.config, **options}
     return model

@@ -8,14 +8,14 @@ Parameters (3 x 32 x 32, 10 classes): resnet20 269,722; resnet18 11,173,962.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize
-from mspcaps.models.registry import Model, register_model
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, run_block
+from mspcaps.models.model import Model, Task
+from mspcaps.models.registry import register_model
 
 
 class PadShortcut(nn.Module):
@@ -61,45 +61,54 @@ class BasicBlock(nn.Module):
 class ResNet(Model):
     """3x3 stem -> stages of basic blocks, each after the first halving the map -> mean over the map -> linear layer.
 
-    [b, in_chans, *img_size] in [0, 1] -> logits [b, num_classes].
+    [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
     """
-
-    loss = staticmethod(F.cross_entropy)  # what it is trained with, on scores and labels
 
     def __init__(
         self,
+        task: Task,
         widths: Sequence[int],  # of the stages
         blocks: int,  # per stage
         project: bool,  # shortcuts that change width: 1x1 convolutions (option B) or zero channels (option A)
-        num_classes: int,
-        in_chans: int,
-        img_size: tuple[int, int],
-        mean: Sequence[float],
-        std: Sequence[float],
     ) -> None:
-        super().__init__()
-        check_size(img_size, least=2 ** (len(widths) - 1))
-        self.normalize = Normalize(mean, std)
-        self.stem = ConvBN(in_chans, widths[0])
-        self.blocks = nn.Sequential()
+        super().__init__(task)
+        check_size(task.img_size, least=2 ** (len(widths) - 1))
+        self.normalize = Normalize(task.mean, task.std)  # of any size: the head takes the mean of the map
+        self.stem = ConvBN(task.in_chans, widths[0])
+        self.blocks, self.per_stage = nn.Sequential(), blocks
         chans = widths[0]
         for stage, width in enumerate(widths):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 self.blocks.append(BasicBlock(chans, width, stride, project))
                 chans = width
-        self.head = nn.Linear(chans, num_classes)
+        self.num_features = chans
+        self.new_classifier(task.num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[b, c, h, w] in [0, 1] -> the last feature map [b, width, h / s, w / s], s = 2^(stages - 1), rounded up."""
-        return self.blocks(F.relu(self.stem(self.normalize(x))))
+        """-> the last feature map [b, width, h / s, w / s], s = 2^(stages - 1), rounded up."""
+        return list(self.forward_intermediates(x).values())[-1]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, width, h, w], the last map of every stage."""
+        maps, x = {}, F.relu(self.stem(self.normalize(x)))
+        for i, block in enumerate(self.blocks):
+            x = run_block(block, x, self.grad_checkpointing)
+            maps[f"map.{i // self.per_stage}"] = x
+        return maps
+
+    def forward_head(self, features: Tensor) -> Tensor:
         """-> class scores [b, num_classes]: logits, before any softmax."""
-        return self.head(self.forward_features(x).mean((2, 3)))
+        return self.head(features.mean((2, 3)))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.head = nn.Linear(self.num_features, num_classes)
 
 
 def check_size(img_size: tuple[int, int], least: int) -> None:
@@ -113,10 +122,10 @@ def check_size(img_size: tuple[int, int], least: int) -> None:
 
 
 @register_model
-def resnet20(**task: Any) -> ResNet:
-    return ResNet(widths=(16, 32, 64), blocks=3, project=False, **task)
+def resnet20(task: Task) -> ResNet:
+    return ResNet(task, widths=(16, 32, 64), blocks=3, project=False)
 
 
 @register_model
-def resnet18(**task: Any) -> ResNet:
-    return ResNet(widths=(64, 128, 256, 512), blocks=2, project=True, **task)
+def resnet18(task: Task) -> ResNet:
+    return ResNet(task, widths=(64, 128, 256, 512), blocks=2, project=True)

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
-from mspcaps.models import Model, list_models
-from mspcaps.models.pretrained import load_model as load_file
+from mspcaps.models.registry import registered_models
 
 SUFFIX = ".safetensors"
+DEFAULT = "cifar10"  # the data set whose weights `pretrained=True` means
 PROBE_PER_CLASS = 10  # few enough that every test run can ask the largest model about them
 
 
@@ -86,6 +86,15 @@ def pretrained_path(model: str, dataset: str) -> Path:
     return path
 
 
+def default_weights(model: str) -> Path:
+    """What `create_model(model, pretrained=True)` means: the weights for CIFAR-10, or else the only ones there are."""
+    shipped = [name.partition(".")[2] for name in list_pretrained(f"{model}.*")]
+    if DEFAULT in shipped or len(shipped) == 1:
+        return pretrained_path(model, DEFAULT if DEFAULT in shipped else shipped[0])
+    choices = f"name one of {', '.join(shipped)}" if shipped else "mspcaps ships none of it"
+    raise MspcapsError(f"pretrained is True, but {model} has no default weights: {choices}")
+
+
 def weights_path(name_or_path: str | Path) -> Path:
     """A shipped name such as mspcaps_t.cifar10, or the path of a weights file; write ./NAME for a file called so."""
     model, _, dataset = str(name_or_path).rpartition(".")
@@ -100,23 +109,6 @@ def find_weights(model: str, pretrained: str | Path) -> Path:
     if isinstance(pretrained, str) and (f"{model}.{given}" in list_pretrained() or not _is_path(pretrained)):
         return pretrained_path(model, given)
     return Path(pretrained).expanduser()
-
-
-def load_model(name_or_path: str | Path) -> Model:
-    """Load a weights file or shipped weights by name, in eval mode; `model.metadata` has the classes and the recipe."""
-    if name_or_path in list_models() and not Path(name_or_path).exists():
-        choices = ", ".join([*list_pretrained(f"{name_or_path}.*"), "a .safetensors file"])
-        raise MspcapsError(f"{name_or_path} is a model, but weights are needed here: {choices}")
-    return load_file(weights_path(name_or_path))
-
-
-def as_model(model: nn.Module | str | Path) -> nn.Module:
-    """A model as it is; of a name or path what `load_model` makes of it."""
-    if isinstance(model, str | Path):
-        return load_model(model)
-    if not isinstance(model, nn.Module):
-        raise MspcapsError(f"expected a model, a weights file or the name of shipped weights, not {model!r:.80}")
-    return model
 
 
 def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor]:
@@ -146,13 +138,13 @@ def _is_path(text: str) -> bool:
 
 def _means_a_name(model: str, text: str) -> bool:
     """mspcaps_t.cifar is a slip of the pen, my.weights is a file that is not there."""
-    return model in list_models() and not _is_path(text)
+    return model in registered_models() and not _is_path(text)
 
 
 def _not_shipped(model: str, dataset: str) -> str:
     shipped = list_pretrained()
     text = f"mspcaps ships no weights of {model} trained on {dataset!r}"
-    meant = list_pretrained(f"{model}.*") if model in list_models() else shipped  # weights of another would not fit
+    meant = list_pretrained(f"{model}.*") if model in registered_models() else shipped
     if close := difflib.get_close_matches(f"{model}.{dataset}", meant, n=1, cutoff=0.8):
         return f"{text}: did you mean {close[0]}?"
     return f"{text} (it ships {', '.join(shipped) or 'none yet'}): train it, or name a .safetensors file instead"

@@ -5,14 +5,15 @@ The meta device runs every operation on shapes alone, so the largest model takes
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mspcaps.models.pretrained import config_of
-from mspcaps.models.registry import ImageSize, create_model
+from mspcaps.models.model import ImageSize, config_of
+from mspcaps.models.registry import build_model
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,14 @@ class Summary:
     weights_bytes: int  # as stored: parameters in half precision, BatchNorm statistics and the normalisation in fp32
 
 
-def summarize(model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, img_size: ImageSize = 32) -> Summary:
+def summarize(
+    model: str | nn.Module, num_classes: int = 10, in_chans: int = 3, img_size: ImageSize = 32, **options: Any
+) -> Summary:
     """The cost of a registered model at the given sizes, or of a model object at its own sizes."""
     if isinstance(model, str):
         with torch.device("meta"):
-            twin: nn.Module = create_model(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
+            task: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+            twin: nn.Module = build_model(model, **task, **options)
     else:
         config_of(model)  # refuses what does not say which images it takes, before it is copied
         twin = copy.deepcopy(model).to("meta", torch.float32)  # the caller's keeps its device, mode and statistics

@@ -1,44 +1,13 @@
-"""The ledger, read for people: runs, runs that differ in nothing but the seed, and what they reached together."""
+"""The ledger read for people: runs that differ in nothing but the seed, and what they reached together."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mspcaps.training import ledger
-from mspcaps.training.ledger import REPEATS, list_runs
-from mspcaps.training.recipe import Recipe, list_recipes, load_recipe
-
-
-@dataclass(frozen=True)
-class Run:
-    """One entry of the ledger."""
-
-    model: str
-    dataset: str
-    seed: int
-    params: int
-    last: float  # percent
-    best: float
-    best_epoch: int
-    seconds: float
-    shared: bool  # whether other runs were on its device
-    device: str
-    form: str
-    precision: str
-    provenance: str
-    commit: str
-    sha256: str
-    losses: Sequence[float]  # per epoch
-    accuracies: Sequence[float]
-    recipe: dict[str, Any] = field(repr=False)  # whole, without the seed
-
-    @property
-    def name(self) -> str:
-        """What this way of training is called."""
-        return str(self.recipe["name"])
+from mspcaps.training.ledger import REPEATS, Run, list_runs
 
 
 @dataclass(frozen=True)
@@ -54,89 +23,71 @@ class Spread:
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return cls(statistics.fmean(values), deviation, len(values))
 
+    def __str__(self) -> str:
+        """88.40 ± 0.26"""
+        return f"{self.mean:.2f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
+
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one model, data set and recipe, in the order of their seeds; at least one."""
+    """Runs of one model, data set and recipe. Repeats of a seed are averaged with it, so n counts seeds."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # at least one
+    repeats: tuple[Run, ...] = ()
 
     @property
     def first(self) -> Run:
         return self.runs[0]
 
+    def spread(self, which: str) -> Spread:
+        """Of the accuracy after the "last" epoch or after the "best"."""
+        seeds: dict[int, list[float]] = {}
+        for run in self.runs + self.repeats:
+            seeds.setdefault(run.seed, []).append(getattr(run.accuracy, which))
+        return Spread.of([statistics.fmean(values) for values in seeds.values()])
+
     @cached_property
     def last(self) -> Spread:
-        return Spread.of([run.last for run in self.runs])
+        return self.spread("last")
 
     @cached_property
     def best(self) -> Spread:
-        return Spread.of([run.best for run in self.runs])
+        return self.spread("best")
 
     @property
-    def seconds(self) -> float:
-        """Of one run, on average."""
-        return statistics.fmean(run.seconds for run in self.runs)
-
-    @property
-    def devices(self) -> str:
-        return ", ".join(sorted({run.device for run in self.runs}))
-
-    @property
-    def provenance(self) -> str:
-        return " ".join(sorted({run.provenance for run in self.runs}))
+    def training_time(self) -> str:
+        """Of one run, on average; of those that had the device to themselves, if there are any."""
+        alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]
+        devices = ", ".join(sorted({run.device for run in self.runs}))
+        seconds = statistics.fmean(alone or [run.seconds.train for run in self.runs])
+        return f"{seconds:,.0f} s, {devices}{'' if alone else ', shared'}"
 
 
-def read_ledger(folder: Path) -> list[Run]:
-    """Every entry of the ledger, in the order of the tables."""
-    return [converted(run) for run in list_runs(folder)]
+def read_groups(results: Path) -> list[Group]:
+    """Everything that a ledger holds, by data set, model and recipe."""
+    return group_runs(list_runs(results), list_runs(results, REPEATS))
 
 
-def read_again(folder: Path) -> list[Run]:
-    """Runs of the ledger that were made a second time: the first is what counts."""
-    return [converted(run) for run in list_runs(folder, REPEATS)]
-
-
-def converted(run: ledger.Run) -> Run:
-    return Run(
-        model=run.model, dataset=run.dataset, seed=run.seed, params=run.params, last=run.accuracy.last,
-        best=run.accuracy.best, best_epoch=run.accuracy.best_epoch, seconds=run.seconds.train,
-        shared=run.seconds.side_by_side > 1, device=run.device, form=run.engine, precision=run.precision,
-        provenance=run.provenance, commit=run.commit or "", sha256=run.weights_sha256, losses=run.curve["loss"],
-        accuracies=run.curve["accuracy"], recipe={key: run.recipe[key] for key in run.recipe if key != "seed"},
-    )  # fmt: skip
-
-
-def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs whose whole recipes are equal but for the seed, together."""
-    groups: list[list[Run]] = []
+def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
+    """Runs whose whole recipes are equal but for the seed, together with those that repeat one of them. Repeats of
+    nothing that is there count as runs."""
+    own: list[list[Run]] = []
     for run in runs:
-        for group in groups:
-            if (group[0].model, group[0].dataset, group[0].recipe) == (run.model, run.dataset, run.recipe):
-                group.append(run)
-                break
+        group = next((group for group in own if same_training(group[0], run)), None)
+        if group is None:
+            own.append([run])
         else:
-            groups.append([run])
-    return [Group(tuple(group)) for group in groups]
+            group.append(run)
+    groups = [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in own]
+    orphans = [r for r in repeats if not any(same_training(group[0], r) for group in own)]
+    return groups + (group_runs(orphans) if orphans else [])
 
 
-def resolved(recipe: Recipe) -> dict[str, Any]:
-    """As the ledger has it, without the seed."""
-    values = recipe.resolve().to_dict()
-    values.pop("seed")
-    return values
+def same_training(run: Run, other: Run) -> bool:
+    """Whether two runs differ in nothing but the seed and the machine."""
+    return (run.model, run.dataset, settings(run.recipe)) == (other.model, other.dataset, settings(other.recipe))
 
 
-def follows(run: Run, recipe: Recipe) -> bool:
-    """Whether a run is one of this recipe, with whatever seed."""
-    return run.recipe == resolved(recipe)
-
-
-def group_of(recipe: Recipe, groups: Sequence[Group]) -> Group | None:
-    """The runs of this recipe, if there are any."""
-    return next((group for group in groups if follows(group.first, recipe)), None)
-
-
-def recipe_of(run: Run) -> str | None:
-    """The name under recipes/ of the way a run was trained."""
-    return next((name for name in list_recipes() if follows(run, load_recipe(name))), None)
+def settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe sets, less the seed: a field that is empty is as good as one that is not there."""
+    return {key: value for key, value in recipe.items() if key != "seed" and value not in (None, "", {}, False, 0)}

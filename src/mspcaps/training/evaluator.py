@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
+from mspcaps.models import Model
 from mspcaps.training.device import Engine
 from mspcaps.training.loader import WORKERS
 from mspcaps.training.step import captured, compiled
@@ -27,7 +28,7 @@ class Evaluator:
     """`accuracy()` in percent of the test set, then `health()`. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
-        self, model: nn.Module, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
+        self, model: Model, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
         autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast

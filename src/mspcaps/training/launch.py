@@ -10,7 +10,7 @@ import torch
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
-from mspcaps.models.shipped import load_model
+from mspcaps.models import load_model
 from mspcaps.progress import Progress, clock
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import run_folder

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps import kernels
 from mspcaps.data.augment import augmented
 from mspcaps.errors import MspcapsError
+from mspcaps.kernels import fuse
+from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
 from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
@@ -25,8 +26,11 @@ from mspcaps.training.recipe import Recipe
 TORCH_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def make_step(model: nn.Module, loader: Loader, recipe: Recipe, engine: Engine, world: World | None = None) -> "Step":
-    """The model laid out for its device, its optimizer, its step. The benchmark times what this makes."""
+def make_step(
+    model: Model, loader: Loader, recipe: Recipe, engine: Engine, world: World | None = None, fused: bool = True
+) -> "Step":
+    """The model laid out for its device, its optimizer, its step; `fused`: with our kernels where there are any. The
+    benchmark times what this makes."""
     for name, module in model.named_modules():
         if isinstance(module, TORCH_DROPOUT):
             raise MspcapsError(
@@ -36,29 +40,23 @@ def make_step(model: nn.Module, loader: Loader, recipe: Recipe, engine: Engine, 
     use_channels_last(model)
     autocast = working_precision(loader.images.device, recipe.precision)
     optimizer = FlatOptimizer(model, recipe, autocast or torch.float32)
-    return Step(model, loader, optimizer, engine, autocast, world)
+    return Step(model, loader, optimizer, engine, autocast, world, fused)
 
 
-def batch_loss(model: nn.Module, loader: Loader) -> Tensor:
+def batch_loss(model: Model, loader: Loader) -> Tensor:
     """The model's own loss on the batch at the loader's position."""
     index = loader.order.index_select(0, loader.position)[0]  # [b]
     draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
     x = augmented(loader.images, index, draws, loader.augment)
-    return training_loss(model, x, loader.labels[index])
-
-
-def training_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    criterion: Any = getattr(model, "criterion", None) or model.loss  # LEAD: model.criterion once CORE is merged
-    own: Any = getattr(model, "training_loss", None)  # LEAD: return model.training_loss(x, y, model.criterion)
-    return own(x, y, criterion) if own else criterion(model(x), y)
+    return model.training_loss(x, loader.labels[index], model.criterion)
 
 
 class Step:
     """Takes steps on the loader's batches; `loss_sum` adds up the losses since it was last set to zero."""
 
     def __init__(
-        self, model: nn.Module, loader: Loader, optimizer: FlatOptimizer, engine: Engine, autocast: torch.dtype | None,
-        world: World | None = None,
+        self, model: Model, loader: Loader, optimizer: FlatOptimizer, engine: Engine, autocast: torch.dtype | None,
+        world: World | None = None, fused: bool = True,
     ) -> None:  # fmt: skip
         self.model, self.loader, self.optimizer, self.autocast = model, loader, optimizer, autocast
         self.world = world or World()
@@ -68,9 +66,10 @@ class Step:
         self.keys = torch.zeros(len(dropouts), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
-        self.fused, self.loss, self.dropout_keys = model, batch_loss, dropout_keys
+        self.fused, self.dropout_keys = model, dropout_keys
+        self.loss: Callable[[Model, Loader], Tensor] = batch_loss
         if engine != "eager":
-            self.fused = getattr(kernels, "fuse", lambda model: model)(model)  # LEAD: kernels.fuse(model)
+            self.fused = fuse(model) if fused and self.device.type == "cuda" else model
             self.loss, self.dropout_keys = compiled(batch_loss), compiled(dropout_keys)
             optimizer.update = compiled(optimizer.update)
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1

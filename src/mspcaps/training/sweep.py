@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from mspcaps.errors import MspcapsError
-from mspcaps.models.registry import check_name
+from mspcaps.models import check_name
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.images import MIN_SIDE, count_custom_images

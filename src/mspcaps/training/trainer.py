@@ -22,8 +22,7 @@ from mspcaps.data import CATALOG, ImageSet, provenance
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import BlockHealth, as_curves
 from mspcaps.files import check_writable, lock_folder, sha256_of
-from mspcaps.models import Model, create_model
-from mspcaps.models.pretrained import save_weights
+from mspcaps.models import Model, create_model, save_weights
 from mspcaps.models.shipped import weights_path
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger

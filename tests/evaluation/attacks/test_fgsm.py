@@ -92,9 +92,9 @@ def test_a_budget_that_makes_no_sense(eps):
 
 def test_a_frozen_norm_stays_frozen():
     model = mspcaps.create_model("mspcaps_t_scale16", in_chans=1, img_size=16).train()
-    model.blocks[0].first.bn.eval()
+    model.backbone.blocks[0].first.bn.eval()
     fgsm(model, torch.rand(2, 1, 16, 16), torch.tensor([0, 1]), 0.1)
-    assert model.training and not model.blocks[0].first.bn.training
+    assert model.training and not model.backbone.blocks[0].first.bn.training
 
 
 def test_images_and_labels_that_make_no_sense():

@@ -1,9 +1,10 @@
 """One file per routing algorithm."""
 
-from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting
+from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, MeanAgreementRouting
 from mspcaps.capsules.routing.dynamic import DynamicRouting
-from mspcaps.capsules.routing.mean_agreement import MeanAgreementRouting
 from mspcaps.capsules.routing.self_agreement import SelfAgreementRouting
-from mspcaps.capsules.routing.state import RoutingState
+from mspcaps.capsules.routing.state import RoutingState, States
 
-__all__ = ["CrossAgreementRouting", "DynamicRouting", "MeanAgreementRouting", "RoutingState", "SelfAgreementRouting"]
+__all__ = [
+    "CrossAgreementRouting", "DynamicRouting", "MeanAgreementRouting", "RoutingState", "SelfAgreementRouting", "States",
+]  # fmt: skip

@@ -1,26 +1,25 @@
-"""Cross-agreement routing (CAR), Algorithm 2 of the paper.
+"""Cross-agreement routing (CAR), Algorithm 2 of the paper; comments name its lines.
 
 Letters: b batch, j output capsule, k coarse capsule, m fine capsule within the group of k, d in-dim, e out-dim.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.grouping import group_fine, group_size
-from mspcaps.capsules.routing.state import RoutingState
-from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import squash
+from mspcaps.capsules.votes import cast_votes
 from mspcaps.errors import MspcapsError
-from mspcaps.kernels import TRITON
-from mspcaps.kernels.routing import cross_agreement, cross_agreement_pair, supported
 
 
 class CrossAgreementRouting(nn.Module):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out].
 
-    The weights are the paper's W [n_out, n_in, d_in, d_out], stored with the input capsule first (fine ones in the
-    order of their groups): then the votes of the whole batch are one batched matrix product. With `shared` the fine
-    capsules vote with the weights of the coarse capsule above them.
+    The weights are the paper's W [n_out, n_in, d_in, d_out], stored with the input capsule first and fine capsules in
+    the order of their groups. With `shared` the fine capsules vote with the weights of the coarse capsule above them.
     """
 
     inputs = ("fine", "coarse")
@@ -41,59 +40,65 @@ class CrossAgreementRouting(nn.Module):
             f"fine={self.fine}, coarse={self.coarse}, n_out={self.n_out}, d_out={self.d_out}, shared={self.w1 is None}"
         )
 
-    def joint_votes(self, u1: Tensor, u2: Tensor) -> Tensor:
-        """Shared weights -> votes of the fine capsules and of the coarse one above them [k, b, m + 1, j, e]."""
-        u1 = group_fine(u1, self.fine, self.coarse).transpose(0, 1)  # [k, b, m, d]
-        u = torch.cat([u1, u2.transpose(0, 1).unsqueeze(2)], dim=2)  # [k, b, m + 1, d]
-        votes = torch.bmm(u.flatten(1, 2).to(self.w2.dtype), self.w2.flatten(2))  # [k, b (m + 1), j e]
-        return votes.view(*u.shape[:3], self.n_out, self.d_out)
+    def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
+        """What the block did is appended to `states` if there is such a list."""
+        U1, U2 = self.votes(u1, u2)  # lines 1-6    [k, b, m, j, e], [k, b, j, e]
+        a = (U1 * U2.unsqueeze(2)).sum(-1) / self.d_out**0.5  # [k, b, m, j]
+        A = self.pool(a)  # line 7       [k, b, j]
+        C = A.softmax(0)  # line 8       sums to one over k
+        v = squash((C.unsqueeze(-1) * U2).sum(0))  # lines 9-11   [b, j, e]
+        if states is not None:
+            grids = self.fine, self.coarse
+            states.append(RoutingState(self.inputs, (U1, U2), A, C, 0, v, fine_agreements=a, grids=grids))
+        return v  # line 12
 
     def votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
         """-> fine votes [k, b, m, j, e], coarse votes [k, b, j, e]."""
-        if self.w1 is None:
-            votes = self.joint_votes(u1, u2)
-            return votes[:, :, :-1], votes[:, :, -1]
-        u1 = group_fine(u1, self.fine, self.coarse).permute(1, 2, 0, 3)  # [k, m, b, d]
-        fine = torch.bmm(u1.flatten(0, 1).to(self.w1.dtype), self.w1.flatten(2))  # [k m, b, j e]
-        fine = fine.view(*u1.shape[:3], self.n_out, self.d_out).transpose(1, 2)
-        coarse = torch.bmm(u2.transpose(0, 1).to(self.w2.dtype), self.w2.flatten(2))  # [k, b, j e]
-        return fine, coarse.view(*coarse.shape[:2], self.n_out, self.d_out)
+        U2 = cast_votes(u2.transpose(0, 1), self.w2)  # line 1
+        u1 = group_fine(u1, self.fine, self.coarse)  # [b, k, m, d]
+        if self.w1 is None:  # line 2
+            return cast_votes(u1.transpose(0, 1), self.w2), U2  # line 3
+        u1 = u1.permute(1, 2, 0, 3)  # [k, m, b, d]
+        U1 = cast_votes(u1.flatten(0, 1), self.w1)  # line 5       [k m, b, j, e]
+        return U1.unflatten(0, u1.shape[:2]).transpose(1, 2), U2
 
-    def agreements(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
-        """-> <fine vote, coarse vote> / sqrt(e) [k, b, m, j], coarse votes [k, b, j, e]."""
-        fine, coarse = map(at_least_fp32, self.votes(u1, u2))
-        return self.agree(fine, coarse), coarse
+    def pool(self, agreements: Tensor) -> Tensor:
+        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]: those of the best pair."""
+        return agreements.amax(2)
 
-    def agree(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        """Votes in fp32 -> their agreements [k, b, m, j]."""
-        return (fine * coarse.unsqueeze(2)).sum(-1) / self.d_out**0.5
+    def tensor_places(self) -> dict[str, Any]:
+        """Every coarse capsule has its own matrix, every fine one too unless they are shared."""
+        window = (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1])
+        return {"w1": (self.coarse, window), "w2": self.coarse}
 
-    def forward(self, u1: Tensor, u2: Tensor) -> Tensor:
-        if self.runs_fused(u2):
-            if self.w1 is None:
-                return cross_agreement(self.joint_votes(u1, u2))
-            return cross_agreement_pair(*self.votes(u1, u2))
-        agreement, coarse = self.agreements(u1, u2)
-        coupling = self.couplings(agreement)
-        return squash((coupling.unsqueeze(-1) * coarse).sum(0))  # [b, j, e]
+    def with_outputs(self, n_out: int) -> "CrossAgreementRouting":
+        """A new block like this one, for another number of output capsules."""
+        d1, d2 = (self.w2 if self.w1 is None else self.w1).shape[1], self.w2.shape[1]
+        return type(self)(self.fine, d1, self.coarse, d2, n_out, self.d_out, shared=self.w1 is None)
 
-    def couplings(self, agreement: Tensor) -> Tensor:
-        """Agreements [k, b, m, j] -> couplings [k, b, j]; they sum to one over k."""
-        return self.pooled(agreement).softmax(0)
 
-    def pooled(self, agreement: Tensor) -> Tensor:
-        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]."""
-        return agreement.amax(2)
+class MeanAgreementRouting(CrossAgreementRouting):
+    """The same with the mean over a group of fine capsules in place of the paper's maximum."""
 
-    def state(self, u1: Tensor, u2: Tensor) -> RoutingState:
-        """What `forward` computes on its way, for whoever looks into the routing."""
-        fine, coarse = map(at_least_fp32, self.votes(u1, u2))
-        each = self.agree(fine, coarse)
-        return RoutingState(self.inputs, (fine, coarse), self.pooled(each), self.couplings(each), axis=0, each=each)
+    def pool(self, agreements: Tensor) -> Tensor:
+        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]: their mean."""
+        return agreements.mean(2)
 
-    def runs_fused(self, u2: Tensor) -> bool:
-        """On a GPU everything after the votes is one kernel; what stands above, and in subclasses, defines it."""
-        if not (u2.is_cuda and TRITON and type(self) is CrossAgreementRouting):
-            return False
-        m = group_size(self.fine, self.coarse)
-        return supported(u2.shape[1], m, self.n_out, self.d_out, u2.dtype)
+
+def group_size(fine: Grid, coarse: Grid) -> int:
+    """m: the number of fine capsules under one coarse capsule."""
+    return (fine[0] // coarse[0]) * (fine[1] // coarse[1])
+
+
+def group_fine(u: Tensor, fine: Grid, coarse: Grid) -> Tensor:
+    """[b, n1, d] on the fine grid -> [b, k, m, d]: the window of capsules that lies under each coarse capsule k.
+
+    Fine rows and columns beyond a multiple of the coarse grid are dropped. Consecutive runs instead of windows are the
+    same thing on grids of one row.
+    """
+    b, _, d = u.shape
+    rows, columns = fine[0] // coarse[0], fine[1] // coarse[1]  # of one window
+    u = u.view(b, fine[0], fine[1], d)[:, : rows * coarse[0], : columns * coarse[1]]
+    u = u.reshape(b, coarse[0], rows, coarse[1], columns, d)
+    u = u.transpose(2, 3)  # [b, row of k, column of k, rows, columns, d]
+    return u.reshape(b, coarse[0] * coarse[1], rows * columns, d)

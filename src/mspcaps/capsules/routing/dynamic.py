@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules.routing.state import RoutingState
-from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import squash
+from mspcaps.capsules.votes import cast_votes
 
 
 class DynamicRouting(nn.Module):
@@ -14,30 +15,30 @@ class DynamicRouting(nn.Module):
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3) -> None:
         super().__init__()
-        self.n_out, self.d_out, self.iterations = n_out, d_out, iterations
+        self.iterations = iterations
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
 
     def extra_repr(self) -> str:
         n_in, d_in, n_out, d_out = self.w.shape
         return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
 
-    def forward(self, u: Tensor) -> Tensor:
-        return self.route(u)[0]
-
-    def state(self, u: Tensor) -> RoutingState:
-        """What `forward` computes on its way, in the last iteration."""
-        _, votes, logits, coupling = self.route(u)
-        return RoutingState(self.inputs, (votes,), logits, coupling, axis=2)
-
-    def route(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """-> output capsules [b, j, e], votes [i, b, j, e]; logits and couplings [i, b, j] of the last iteration."""
-        b, n, _ = u.shape
-        votes = torch.bmm(u.transpose(0, 1).to(self.w.dtype), self.w.flatten(2))  # [i, b, j e]
-        votes = at_least_fp32(votes).view(n, b, self.n_out, self.d_out)
-        logits = votes.new_zeros(n, b, self.n_out)  # [i, b, j]
+    def forward(self, u: Tensor, states: States | None = None) -> Tensor:
+        """What the last iteration did is appended to `states` if there is such a list."""
+        U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
+        logits = U.new_zeros(U.shape[:-1])  # [i, b, j]
         for iteration in range(self.iterations):
-            coupling = logits.softmax(-1)  # [i, b, j], sums to one over j
-            v = squash((coupling.unsqueeze(-1) * votes).sum(0))  # [b, j, e]
+            C = logits.softmax(-1)  # [i, b, j], sums to one over j
+            v = squash((C.unsqueeze(-1) * U).sum(0))  # [b, j, e]
             if iteration < self.iterations - 1:
-                logits = logits + (votes * v).sum(-1)
-        return v, votes, logits, coupling
+                logits = logits + (U * v).sum(-1)
+        if states is not None:
+            states.append(RoutingState(self.inputs, (U,), logits, C, axis=2, output=v))
+        return v
+
+    def tensor_places(self) -> dict[str, None]:
+        return {"w": None}  # every input capsule has its own matrix; where it lies only the model knows
+
+    def with_outputs(self, n_out: int) -> "DynamicRouting":
+        """A new block like this one, for another number of output capsules."""
+        n_in, d_in, _, d_out = self.w.shape
+        return DynamicRouting(n_in, d_in, n_out, d_out, self.iterations)

@@ -14,25 +14,19 @@ import torch
 from torch import Tensor
 
 from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting
-from mspcaps.capsules.routing.state import RoutingState
-from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import squash
 
 
 class SelfAgreementRouting(CrossAgreementRouting):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out]."""
 
-    def all_votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
-        """-> votes [i, b, j, e], agreements [i, b, j]."""
-        fine, coarse = self.votes(u1, u2)  # [k, b, m, j, e], [k, b, j, e]
-        votes = torch.cat([fine, coarse.unsqueeze(2)], dim=2)  # [k, b, m + 1, j, e]
-        votes = at_least_fp32(votes).transpose(1, 2).flatten(0, 1)  # [i, b, j, e]
-        agreement = (votes * votes.sum(0)).sum(-1) / self.d_out**0.5  # [i, b, j]
-        return votes, agreement
-
-    def forward(self, u1: Tensor, u2: Tensor) -> Tensor:
-        votes, agreement = self.all_votes(u1, u2)
-        return squash((agreement.softmax(0).unsqueeze(-1) * votes).sum(0))  # [b, j, e]
-
-    def state(self, u1: Tensor, u2: Tensor) -> RoutingState:
-        votes, agreement = self.all_votes(u1, u2)
-        return RoutingState(self.inputs, (votes,), agreement, agreement.softmax(0), axis=0)
+    def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
+        U1, U2 = self.votes(u1, u2)  # [k, b, m, j, e], [k, b, j, e]
+        U = torch.cat([U1, U2.unsqueeze(2)], dim=2).transpose(1, 2).flatten(0, 1)  # [i, b, j, e]
+        A = (U * U.sum(0)).sum(-1) / self.d_out**0.5  # [i, b, j]
+        C = A.softmax(0)  # sums to one over i
+        v = squash((C.unsqueeze(-1) * U).sum(0))  # [b, j, e]
+        if states is not None:
+            states.append(RoutingState(self.inputs, (U,), A, C, axis=0, output=v))
+        return v

@@ -1,24 +1,31 @@
-"""What a routing block does with a batch, for whoever watches or explains it."""
+"""What a routing block did with a batch, for explanations, routing health and attacks on the votes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from mspcaps.capsules.patchify import Grid
 
-@dataclass(frozen=True)
+
+@dataclass
 class RoutingState:
-    """Letters as in the file of each routing: b batch, j output capsule, e out-dim; k, m or i those that vote."""
+    """Letters: b batch, j output capsule, e out-dim; k coarse, m fine capsule within k, i any capsule that votes.
+
+    A routing appends one to the list that its forward is given, and the model adds the name.
+    """
 
     inputs: tuple[str, ...]  # what the arguments of the block's forward are, in order
     votes: tuple[Tensor, ...]  # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e]
     agreements: Tensor  # what the softmax sees: [k, b, j] or [i, b, j]
     couplings: Tensor  # of the same shape; those of the last iteration if there are several
     axis: int  # along which the couplings sum to one
-    each: Tensor | None = None  # cross-agreement: the agreement of each fine capsule, [k, b, m, j]
+    output: Tensor  # [b, j, e], after squash
+    fine_agreements: Tensor | None = None  # cross-agreement: of each fine capsule, before the maximum [k, b, m, j]
+    grids: tuple[Grid, Grid] | None = None  # cross-agreement: of the fine capsules and of the coarse ones above them
     name: str = ""  # path of the block inside its model, such as routing.0
 
     def __repr__(self) -> str:
         return f"RoutingState({self.name}: couplings {list(self.couplings.shape)}, axis {self.axis})"
 
-    def named(self, name: str) -> "RoutingState":
-        return replace(self, name=name)
+
+States = list[RoutingState]

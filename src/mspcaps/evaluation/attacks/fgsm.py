@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules.losses import check_labels
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import check_floating, in_eval_mode
+from mspcaps.models.layers import check_floating, check_labels, in_eval_mode
 
 
 def fgsm(model: nn.Module, images: Tensor, labels: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,141 @@
+"""Reading picture files safely: the header is checked before any pixel is decoded.
+
+Nothing here imports torch: an exported model classifies pictures with numpy and onnxruntime alone.
+"""
+
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from mspcaps.errors import MspcapsError
+
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif"))
+MAX_PIXELS = 1 << 26  # 64 megapixels; a header may promise more than any memory holds
+MAX_DECODE_SCALE = 4  # a large photograph is decoded at about this many times the wanted size, then resized
+_GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"))
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF tag and values
+# what Pillow raises on damaged pictures: collected by feeding it tens of thousands of them
+_BROKEN = (
+    *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
+
+
+def pictures_below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[str]:
+    """Paths of the files with the suffix of a picture, in any order; hidden files and linked folders are left out."""
+    for place, _, files in os.walk(folder, onerror=onerror):
+        for file in files:
+            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
+                yield os.path.join(place, file)
+
+
+def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | None]]:
+    """Each file as named and, sorted, all pictures below each folder; with an error message where there is nothing to
+    read."""
+    for path in map(Path, paths):
+        path = path.expanduser()
+        if not os.path.isdir(path):  # unlike the method of Path, this never raises
+            yield path, None
+            continue
+        errors: list[OSError] = []
+        pictures = sorted(map(Path, pictures_below(path, onerror=errors.append)))
+        for error in errors:
+            yield Path(error.filename), f"cannot read {error.filename}: {error.strerror}"
+        if not pictures and not errors:
+            yield path, f"{path} holds no PNG, JPEG, BMP, WebP or GIF picture"
+        for picture in pictures:
+            yield picture, None
+
+
+def open_picture(path: Path) -> Image.Image:
+    """Open a picture and read its header only; the caller closes it."""
+    if os.path.exists(path) and not os.path.isfile(path):  # unlike the methods of Path, these never raise
+        raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # checked below, with a lower limit
+            picture = Image.open(path, formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise MspcapsError(f"{path} is refused: it claims more than {MAX_PIXELS} pixels") from error
+    except UnidentifiedImageError as error:
+        raise MspcapsError(f"cannot read {path}: it is not a PNG, JPEG, BMP, WebP or GIF picture") from error
+    except _BROKEN as error:
+        raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+    width, height = picture.size
+    if width * height > MAX_PIXELS or width * height == 0:
+        picture.close()
+        raise MspcapsError(
+            f"{path} is refused: it claims {width}x{height} pixels, but the limit is {MAX_PIXELS} in total"
+        )
+    return picture
+
+
+def read_header(path: Path) -> tuple[tuple[int, int], bool]:
+    """Upright size (height, width) and whether the picture is grey, from its header alone."""
+    with open_picture(path) as picture:
+        try:
+            # asking a PNG or GIF for its EXIF data would decode the whole picture
+            turned = picture.format in ("JPEG", "WEBP") and picture.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+        except _BROKEN as error:
+            raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+        width, height = picture.size
+        return (width, height) if turned else (height, width), picture.mode in _GREY_MODES
+
+
+def read_pixels(path: Path, channels: int) -> np.ndarray:
+    """All pixels as stored, uint8 [H, W, channels] with channels 1 or 3: for mosaics, where no value may change."""
+    with open_picture(path) as picture:
+        try:
+            pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
+        except _BROKEN as error:
+            raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    if pixels.shape[2] < channels:
+        raise MspcapsError(f"{path} is a greyscale picture where colour is needed")
+    return pixels[..., :channels]
+
+
+def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    """One picture as uint8 [channels, *size], upright, white where transparent, stretched to size (height, width).
+
+    `source` is a file or an open Pillow image, which is not changed.
+    """
+    with nullcontext(source) if isinstance(source, Image.Image) else open_picture(source) as picture:
+        try:
+            if picture is not source:
+                # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time and memory
+                picture.draft(picture.mode, (MAX_DECODE_SCALE * max(size), MAX_DECODE_SCALE * max(size)))
+            upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
+            if upright.size != (size[1], size[0]):
+                upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        except _BROKEN as error:
+            name = "the picture" if picture is source else source
+            raise MspcapsError(f"cannot read {name}: {_reason(error)}") from error
+    pixels = np.array(upright)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _flatten(picture: Image.Image) -> Image.Image:
+    """Scale 16-bit greys to 8 bits, which Pillow would clip, and put white behind transparent pixels."""
+    if picture.mode.startswith("I"):
+        return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+    if picture.has_transparency_data:
+        layers = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
+    return picture
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it in the requested size"
+    return f"the picture is broken ({str(error) or type(error).__name__})"

@@ -1,0 +1,98 @@
+"""The two ways to a model: `create_model` for a task of your own, `load_model` as a weights file has it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import use_channels_last
+from mspcaps.models.model import ImageSize, Model
+from mspcaps.models.registry import build_model, check_name, registered_models
+from mspcaps.models.shipped import default_weights, find_weights, list_pretrained, weights_path
+from mspcaps.models.transfer import transfer
+from mspcaps.models.weights_file import load_state, read_weights
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Names that match a shell pattern, sorted; with `pretrained` those of the weights that ship with the package."""
+    return list_pretrained(pattern) if pretrained else registered_models(pattern)
+
+
+def create_model(
+    name: str,
+    pretrained: bool | str | Path = False,
+    *,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    img_size: ImageSize | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **options: Any,
+) -> Model:
+    """Create a model, by default an untrained one for 10 classes of 3 x 32 x 32 images.
+
+    `pretrained` loads trained weights: True those that the model ships with, the name of a data set such as "cifar10"
+    those for it, or the path of a weights file. A name that includes the data set, "mspcaps_t.cifar10", does the same.
+    `mean` and `std` (per channel) are the normalisation inside the model. With `pretrained`, sizes default to those of
+    the weights; if you ask for other classes, channels or sizes, the weights that fit are kept and the rest are new.
+    `options` are those of the family, such as patch=2 for mspcaps_t.
+    Unchanged trained weights come in eval mode; a model with anything new in it is in training mode.
+    """
+    given: dict[str, Any] = {
+        "num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std,
+    }  # fmt: skip
+    given = {key: value for key, value in given.items() if value is not None} | options
+    if pretrained is False and "." in name:
+        name, _, pretrained = name.partition(".")
+    check_name(name)
+    if pretrained is False:
+        return build_model(name, **given)
+    path = default_weights(name) if pretrained is True else find_weights(name, pretrained)
+    trained = load_file(path)
+    config = trained.config
+    if config["name"] != name:
+        raise MspcapsError(f"{pretrained} holds weights of {config['name']}, not of {name}")
+    if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
+        config = {key: value for key, value in config.items() if key not in ("mean", "std")}
+    with torch.device("meta"):  # checks what was given, and costs nothing
+        wanted = build_model(**{**config, **given}).config
+    if wanted == trained.config:
+        return trained
+    model, metadata = build_model(**wanted), trained.metadata
+    same = config["num_classes"] == wanted["num_classes"]
+    transfer(model, path, metadata.get("classes", ()) if same else (), str(path.name))
+    model.metadata = {"classes": metadata["classes"]} if same and "classes" in metadata else {}
+    return model
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Load a weights file or shipped weights by name, in eval mode; `model.metadata` has the classes and the recipe."""
+    if name_or_path in registered_models() and not Path(name_or_path).exists():
+        choices = ", ".join([*list_pretrained(f"{name_or_path}.*"), "a .safetensors file"])
+        raise MspcapsError(f"{name_or_path} is a model, but weights are needed here: {choices}")
+    return load_file(weights_path(name_or_path))
+
+
+def load_file(path: Path) -> Model:
+    """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
+    header, tensors = read_weights(path)
+    try:
+        model = build_model(**header.pop("model"))
+    except MspcapsError as error:
+        raise MspcapsError(f"{path}: {error}") from error
+    load_state(model, model.upgrade_state(tensors), path)
+    use_channels_last(model)
+    model.metadata = header
+    return model.eval()
+
+
+def as_model(model: nn.Module | str | Path) -> nn.Module:
+    """A model as it is; of a name or path what `load_model` makes of it."""
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"expected a model, a weights file or the name of shipped weights, not {model!r:.80}")
+    return model

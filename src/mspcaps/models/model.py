@@ -1,0 +1,219 @@
+"""The contract: what a family declares, and all that the rest of the library knows about a model."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import RoutingState
+from mspcaps.capsules.patchify import Grid
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import Normalize
+
+Criterion = Callable[[Tensor, Tensor], Tensor]  # see Model.criterion
+ImageSize = int | tuple[int, int]
+MAX_SIZE = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is built for; `make_task` has checked it."""
+
+    num_classes: int
+    in_chans: int
+    img_size: tuple[int, int]  # height, width
+    mean: tuple[float, ...]  # per channel: the normalisation inside the model
+    std: tuple[float, ...]
+
+
+TASK = tuple(entry.name for entry in fields(Task))
+
+
+def make_task(
+    name: str, num_classes: int, in_chans: int, img_size: ImageSize, mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Task:  # fmt: skip
+    """Of whole numbers of a sensible size, with one mean and deviation per channel; anything else is refused."""
+    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
+        raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
+    size = int(sides[0]), int(sides[1])
+    for what, value in (("num_classes", num_classes), ("in_chans", in_chans), ("img_size", max(size))):
+        if isinstance(value, Integral) and value >= MAX_SIZE:
+            raise MspcapsError(f"{what} is {value}, but must be less than {MAX_SIZE}")
+    for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
+        if not isinstance(value, Integral):
+            raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
+        if value < least:
+            raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
+    num_classes, in_chans = int(num_classes), int(in_chans)
+    try:
+        means = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
+        deviations = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
+    except (TypeError, ValueError) as error:
+        raise MspcapsError(
+            f"mean and std must be lists of numbers, one per channel, not {mean!r} and {std!r}"
+        ) from error
+    if not all(map(math.isfinite, (*means, *deviations))):
+        raise MspcapsError(f"mean and std must be finite, not {means} and {deviations}")
+    if min(deviations, default=0) < 0:
+        raise MspcapsError(f"std is {deviations}, but a deviation cannot be negative")
+    if len(means) != in_chans or len(deviations) != in_chans:
+        raise MspcapsError(
+            f"mean and std need one value per channel: got {len(means)} and {len(deviations)} for {in_chans}"
+        )
+    return Task(num_classes, in_chans, size, means, deviations)
+
+
+class Model(nn.Module, ABC):
+    """A classifier: images [b, in_chans, *img_size] in [0, 1] -> class scores [b, num_classes]; argmax is the answer.
+
+    A family implements `forward_features` and `forward_head` and overrides what differs from the defaults here.
+    """
+
+    scores: ClassVar[Literal["lengths", "logits"]] = "logits"  # lengths are in [0, 1], each class by itself
+
+    config: dict[str, Any]  # name, the task, and the family's options: what builds it again
+    metadata: dict[str, Any]  # what else its weights file says, such as classes and recipe
+    num_features: int  # how many numbers the classifier sees of an image
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.num_classes, self.in_chans, self.img_size = task.num_classes, task.in_chans, task.img_size
+        self.config = {name: getattr(task, name) for name in TASK}
+        self.metadata = {}
+        self.normalize = Normalize(task.mean, task.std, task.img_size)
+        self.grad_checkpointing = False
+
+    if TYPE_CHECKING:  # PyTorch's own returns Any
+
+        def __call__(self, x: Tensor) -> Tensor: ...
+
+    @staticmethod
+    def criterion(scores: Tensor, y: Tensor) -> Tensor:
+        """The family's own loss: scores [b, K], class numbers [b] or soft targets [b, K] -> scalar."""
+        return F.cross_entropy(scores, y)
+
+    @abstractmethod
+    def forward_features(self, x: Tensor) -> Any:
+        """Images -> what the head takes: a tensor, or a list of them, such as the capsules of each scale."""
+
+    @abstractmethod
+    def forward_head(self, features: Any) -> Tensor:
+        """-> class scores [b, num_classes]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """-> class scores [b, num_classes]."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> feature maps and capsules of each scale, by name, in the order in which they are computed."""
+        features = self.forward_features(x)
+        return {f"features.{i}": f for i, f in enumerate(features if isinstance(features, list) else [features])}
+
+    def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
+        """Of images and class numbers [b] or soft targets [b, K]. A model with a decoder adds what that costs."""
+        return criterion(self(x), y)
+
+    def routing_state(self, x: Tensor) -> list[RoutingState]:
+        """What every routing block does with a batch, in order; empty for a model without couplings."""
+        return []
+
+    def patch_grids(self) -> list[tuple[int, Grid]]:
+        """Side in pixels and grid of the patches of each scale, finest first; empty if capsules have no place."""
+        return []
+
+    def tensor_places(self) -> dict[str, Any]:
+        """Name -> where the rows of a tensor belong, as far as its module says so (`tensor_places`). At another place
+        the same shape means something else: weights move to another image size only where places are equal, or both
+        are an OnGrid. None is a place that a module does not know: then it depends on the size of the image."""
+        return {
+            f"{path}.{name}": self.img_size if place is None else place
+            for path, module in self.named_modules()
+            if path and hasattr(module, "tensor_places")
+            for name, place in module.tensor_places().items()
+        }
+
+    def get_classifier(self) -> nn.Module:
+        """The module whose size depends on the number of classes."""
+        raise MspcapsError(f"{type(self).__name__} does not say which of its modules is the classifier")
+
+    def new_classifier(self, num_classes: int) -> None:
+        """Replace the classifier by a fresh one for so many classes; `reset_classifier` calls it."""
+        raise MspcapsError(f"the classifier of {type(self).__name__} cannot be replaced")
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A fresh classifier for other classes, on the device and in the precision of the old one."""
+        task = {name: self.config[name] for name in TASK} | {"num_classes": num_classes}
+        num_classes = make_task(self.config["name"], **task).num_classes
+        old = next(self.get_classifier().parameters())
+        self.new_classifier(num_classes)
+        self.get_classifier().to(old.device, old.dtype).train(self.training)
+        self.num_classes = num_classes
+        self.config = self.config | {"num_classes": num_classes}
+        self.metadata = {key: value for key, value in self.metadata.items() if key != "classes"}
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay."""
+        return set()
+
+    def fp32_parameters(self) -> set[str]:
+        """Names of the matrices that must not be rounded to half precision; vectors never are."""
+        return set()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep less for the backward pass and compute it again: less memory, about a third more time."""
+        self.grad_checkpointing = enable
+
+    @classmethod
+    def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of an older file, by the names of today."""
+        return tensors
+
+
+def param_groups(model: Model, weight_decay: float) -> list[dict[str, Any]]:
+    """For torch.optim: the model's parameters, those of `no_weight_decay` in a group of their own."""
+    spared = model.no_weight_decay()
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups: Sequence[tuple[list[nn.Parameter], float]] = (
+        ([p for name, p in named if name not in spared], weight_decay),
+        ([p for name, p in named if name in spared], 0.0),
+    )
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"expected a model, not {model!r:.80}")
+    while inner := model._modules.get("_orig_mod") or (
+        None if hasattr(model, "config") else model._modules.get("module")
+    ):
+        model = inner
+    return model
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Name and sizes of a model that `create_model` or `load_model` made, however it was wrapped."""
+    config = getattr(unwrapped(model), "config", None)
+    if not isinstance(config, dict):
+        raise MspcapsError(
+            f"a {type(model).__name__} does not say which images it takes: use a model from create_model or load_model"
+        )
+    return config
+
+
+def class_names(model: nn.Module) -> tuple[str, ...]:
+    """Of a model of `load_model` as its file has them; of a new one the numbers."""
+    count = config_of(model)["num_classes"]
+    names = tuple(getattr(unwrapped(model), "metadata", {}).get("classes") or map(str, range(count)))
+    if len(names) != count:
+        raise MspcapsError(
+            f"model.metadata names {len(names)} classes, but the model has {count}: name each of them once"
+        )
+    return names
