@@ -1,7 +1,7 @@
 """A run to the end in the eager form, to set beside the same run of the ledger in the captured form; needs a GPU.
 
-`python tests/training/forms_agree.py SEED [plain]` writes results/again/; with `plain` none of our kernels runs and
-everything is computed in fp32. `mspcaps report` puts the two beside each other in docs/speed.md.
+`python tests/training/forms_agree.py SEED [plain]` writes results/again/; with `plain` everything is computed
+in fp32. `mspcaps report` puts the two beside each other in docs/speed.md.
 """
 
 import sys
@@ -10,14 +10,11 @@ from pathlib import Path
 
 import torch
 
-from mspcaps.bench.reference import plain
 from mspcaps.training import Trainer, load_recipe, override, setup, trainer
 
 
 def main(seed: int, kind: str) -> None:
     if kind == "plain":
-        build = trainer.build_model
-        trainer.build_model = lambda *arguments: plain(build(*arguments))
         setup.working_precision = trainer.working_precision = lambda device: None
     recipe = override(load_recipe("paper/cifar10/mspcaps_t"), seed=seed, epochs=100, held_out=5000)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mspcaps.bench.reference import plain
 from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.data.cache import is_cached
 from mspcaps.models import create_model
@@ -26,11 +25,9 @@ def make(form: Form, seed: int = 0, kernels: bool = True) -> Step:
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
-    if not kernels:
-        plain(model)
     plan = Plan(data, 128, Augmentation(crop=1), seed)
     plan.begin(0)
-    step = make_step(model, plan, 1e-4, form)
+    step = make_step(model, plan, 1e-4, form, fused=kernels)
     step.optimizer.lr.fill_(5e-4)
     return step
 
@@ -72,7 +69,7 @@ def test_the_first_210_steps_on_cifar10() -> None:
         model = create_model("mspcaps_t").cuda().train()
         plan = Plan(data, 128, Augmentation(crop=4, flip=True), 0)
         plan.begin(0)
-        step = make_step(model if kernels else plain(model), plan, 1e-4, form)
+        step = make_step(model, plan, 1e-4, form, fused=kernels)
         step.optimizer.lr.fill_(5e-4)
         if form == "captured":
             step.capture()
