@@ -6,12 +6,21 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 READY := $(VENV)/.ready
 WHOLE := $(VENV)/.whole
 
-.PHONY: run test docs lint setup clean
+.PHONY: run test quick docs regenerate lint setup clean
 run: $(READY)
 	$(BIN)/mspcaps quickstart
 
 test: $(WHOLE) lint
 	$(BIN)/python -m pytest -n 2
+
+# The tests that take under a minute in all.
+quick: $(WHOLE)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+# Everything committed that is generated, but for measurements and screenshots: pages and plots from results/, blocks of
+# README.md and docs/, tables of fields, the text of --help, drawings. Nothing else writes them.
+regenerate: $(WHOLE)
+	$(BIN)/python -m tools.regenerate
 
 docs: $(WHOLE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -177,11 +177,7 @@ def test_a_set_of_images_shows_itself_in_one_line_and_wants_tensors() -> None:
 def test_what_comes_back_shows_itself_without_its_tensors(tmp_path: Path) -> None:
     model = shipped()
     found, evaluation = mspcaps.explain(model, SAMPLE.images[:4] / 255), mspcaps.evaluate(model, SAMPLE)
-    blocks = [
-        "Block(agreements [16, 4, 4, 16], couplings [16, 4, 16], votes [16, 4, 16, 16])",
-        "Block(agreements [4, 4, 4, 10], couplings [4, 4, 10], votes [4, 4, 10, 32])",
-    ]
-    assert repr(found) == f"Explanation(4 images of 1 x 32 x 32, 10 classes, blocks=({', '.join(blocks)}))"
+    assert repr(found).startswith("Explanation(4 images of 1 x 32 x 32, 10 classes") and "tensor" not in repr(found)
     assert f"{evaluation.accuracy:.2f} % of 64 images right" in repr(evaluation) and "tensor" not in repr(evaluation)
     entry = Epoch(epoch=3, lr=0.1, loss=0.2, accuracy=90.0)
     assert repr(Result(Recipe(), model, [entry], {}, tmp_path)) == f"Result({tmp_path}: {entry})"

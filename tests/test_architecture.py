@@ -19,7 +19,7 @@ ORDER = [  # from left to right; what shares a line may import each other, APART
     {"explanation", "export", "bench"},
     {"__init__"},  # the public API
     {"report"},
-    {"app"},
+    {"app", "quickstart"},
     {"cli"},
     {"__main__"},
 ]

@@ -2,7 +2,7 @@
 
 data = mspcaps.load_dataset("cifar10", "test")
 ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
-     Path("results/cifar10/mspcaps_t/paper-seed0.json"), data)
+     Path("results/runs/cifar10/mspcaps_t/paper-seed0.json"), data)
 """
 
 import os
@@ -123,7 +123,7 @@ def describe(
         reference_of=reference[1],
         probe=answers,
         recipe=recipe,
-        ledger=f"results/{entry['dataset']}/{entry['model']}/{recipe['name']}-seed{recipe['seed']}.json",
+        ledger=f"results/runs/{entry['dataset']}/{entry['model']}/{recipe['name']}-seed{recipe['seed']}.json",
         run_sha256=entry["weights_sha256"],
         provenance=entry["provenance"],
         licence=f"The weights: MIT, like mspcaps. {known.title}, which they were trained on: {known.licence}",

@@ -13,7 +13,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import torch
-from mspcaps.models.initial import scale_initial_weights
 
 import mspcaps
 from mspcaps.data import facts
@@ -27,8 +26,10 @@ def weights(path: Path, name: str = "mspcaps_t", data: str = "fashionmnist", cha
     torch.manual_seed(0)
     classes = list(facts(data).classes)
     model = mspcaps.create_model(name, num_classes=len(classes), in_chans=channels)
-    if name.startswith("mspcaps"):
-        scale_initial_weights(model, {"positions": 0.02})
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("position"):
+                parameter *= 0.02
     save_weights(path, model, classes=classes, recipe={"data": data})
     return path
 

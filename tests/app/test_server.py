@@ -10,7 +10,7 @@ from app_makers import Server, post, weights
 from hostile import PATHS, all_uploads, noise, save
 from PIL import Image
 
-from mspcaps.app.uploads import PREFIX, TEXT_CHARS, UPLOAD_BYTES
+from mspcaps.app.uploads import MAX_TEXT_CHARS, MAX_UPLOAD_BYTES, PREFIX
 from mspcaps.cli import main
 
 GROWTH = 400 << 20  # bytes that 200 hostile uploads may add to the server: one of 16.8 megapixels takes 320 MB
@@ -57,7 +57,7 @@ def bad_questions(picture: str) -> list[tuple[object, ...]]:
         *((picture, MODEL, 0, 0, value) for value in (17, -0.5, "8/255", {"a": []})),
         ({"path": "http://127.0.0.1:1/", "meta": {"_type": "gradio.FileData"}}, MODEL, 0, 0, 0),
         ({"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}, MODEL, 0, 0, 0),
-        (PREFIX + "A" * TEXT_CHARS, MODEL, 0, 0, 0), (), (picture,), (picture, MODEL, 0, 0, 0, 0, 0),
+        (PREFIX + "A" * MAX_TEXT_CHARS, MODEL, 0, 0, 0), (), (picture,), (picture, MODEL, 0, 0, 0, 0, 0),
     ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_what_the_page_does_not_need_is_closed(server, picture):
 def test_sizes_are_refused_before_they_are_read(server, picture):
     """The body of a request that promises too much is never waited for; one that does not promise is cut off."""
     where = urlsplit(server.url)
-    for path, limit in (("/picture", UPLOAD_BYTES), ("/gradio_api/queue/join", 1 << 20)):
+    for path, limit in (("/picture", MAX_UPLOAD_BYTES), ("/gradio_api/queue/join", 1 << 20)):
         with socket.create_connection((where.hostname, where.port), timeout=20) as line:
             line.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {100 * limit}\r\n\r\n".encode())
             assert b" 413 " in line.recv(200)

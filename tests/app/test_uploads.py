@@ -12,13 +12,13 @@ from hostile import PATHS, all_uploads, noise, save
 from PIL import Image
 
 from mspcaps.app.uploads import (
-    KEPT_SIDE,
+    MAX_SIDE,
+    MAX_TEXT_CHARS,
+    MAX_UPLOAD_BYTES,
+    MAX_UPLOAD_PIXELS,
     PREFIX,
-    TEXT_CHARS,
-    UPLOAD_BYTES,
-    UPLOAD_PIXELS,
     accept,
-    picture_pixels,
+    decode_picture,
 )
 from mspcaps.data.pictures import read_picture
 from mspcaps.errors import MspcapsError
@@ -37,15 +37,15 @@ def test_small_pictures_keep_every_pixel(mode, tmp_path):
     assert np.array_equal(np.asarray(opened(text)), np.asarray(noise(mode)))
     for size, channels in (((32, 32), 1), ((28, 30), 3)):
         straight = read_picture(tmp_path / "a.png", size, channels)
-        assert np.array_equal(picture_pixels(text, size, channels), straight), "the same as `mspcaps predict` sees"
+        assert np.array_equal(decode_picture(text, size, channels), straight), "the same as `mspcaps predict` sees"
 
 
 def test_large_pictures_are_shrunk_once():
     text = accept(save(noise(size=(2000, 500)), "JPEG"))
-    assert opened(text).size == (KEPT_SIDE, KEPT_SIDE // 4)
-    assert opened(accept(save(Image.new("L", (5000, 1), 7), "PNG"))).size == (KEPT_SIDE, 1)
-    worst = image_url(np.random.default_rng(0).integers(0, 256, (3, KEPT_SIDE, KEPT_SIDE), dtype=np.uint8))
-    assert len(worst) < 0.6 * TEXT_CHARS
+    assert opened(text).size == (MAX_SIDE, MAX_SIDE // 4)
+    assert opened(accept(save(Image.new("L", (5000, 1), 7), "PNG"))).size == (MAX_SIDE, 1)
+    worst = image_url(np.random.default_rng(0).integers(0, 256, (3, MAX_SIDE, MAX_SIDE), dtype=np.uint8))
+    assert len(worst) < 0.6 * MAX_TEXT_CHARS
 
 
 def test_it_stands_upright_and_transparent_is_white():
@@ -53,7 +53,7 @@ def test_it_stands_upright_and_transparent_is_white():
     exif[0x0112] = 6
     assert opened(accept(save(noise(size=(40, 20)), "JPEG", exif=exif))).size == (20, 40)
     clear = accept(save(Image.new("RGBA", (8, 8), (255, 0, 0, 0)), "PNG"))
-    assert picture_pixels(clear, (4, 4), 3).min() == 255
+    assert decode_picture(clear, (4, 4), 3).min() == 255
 
 
 def test_limits_are_told_before_anything_is_decoded(monkeypatch):
@@ -64,11 +64,11 @@ def test_limits_are_told_before_anything_is_decoded(monkeypatch):
     monkeypatch.setattr(Image.Image, "load", forbidden)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", forbidden)
     with pytest.raises(
-        MspcapsError, match=f"the picture has 4,096 x 4,097 pixels, but the limit is {UPLOAD_PIXELS:,} in total"
+        MspcapsError, match=f"the picture has 4,096 x 4,097 pixels, but the limit is {MAX_UPLOAD_PIXELS:,} in total"
     ):
         accept(large)
-    with pytest.raises(MspcapsError, match=f"bytes, but the limit is {UPLOAD_BYTES:,}"):
-        accept(bytes(UPLOAD_BYTES + 1))
+    with pytest.raises(MspcapsError, match=f"bytes, but the limit is {MAX_UPLOAD_BYTES:,}"):
+        accept(bytes(MAX_UPLOAD_BYTES + 1))
     with pytest.raises(MspcapsError, match="no bytes"):
         accept(b"")
 
@@ -85,12 +85,13 @@ def test_hostile_files_get_a_sentence_and_leave_nothing(tmp_path, monkeypatch):
             assert "\n" not in str(error) and str(tmp_path) not in str(error), name
         else:
             assert good is not False, name
-            assert max(opened(text).size) <= KEPT_SIDE and len(text) <= TEXT_CHARS, name
+            assert max(opened(text).size) <= MAX_SIDE and len(text) <= MAX_TEXT_CHARS, name
     assert os.listdir(tmp_path) == []
 
 
 BAD_TEXTS = [
-    None, "", 7, [], {}, {"path": "/etc/passwd"}, *PATHS, PREFIX + "!!!", PREFIX + "AAAA", PREFIX + "A" * TEXT_CHARS,
+    None, "", 7, [], {}, {"path": "/etc/passwd"}, *PATHS, PREFIX + "!!!", PREFIX + "AAAA",
+    PREFIX + "A" * MAX_TEXT_CHARS,
     PREFIX + base64.b64encode(save(Image.new("1", (1000, 1000)), "PNG")).decode(), PREFIX + "ü", float("nan"),
     "data:image/svg+xml;base64,AAAA", b"bytes",
 ]  # fmt: skip
@@ -99,10 +100,10 @@ BAD_TEXTS = [
 @pytest.mark.parametrize("text", BAD_TEXTS, ids=lambda text: repr(text)[:30])
 def test_texts_that_are_no_pictures(text):
     with pytest.raises(MspcapsError) as caught:
-        picture_pixels(text, (32, 32), 1)
+        decode_picture(text, (32, 32), 1)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
 def test_paths_are_never_opened():
     with pytest.raises(MspcapsError, match="must be a PNG as text that begins with"):
-        picture_pixels(str(Path(__file__)), (32, 32), 1)
+        decode_picture(str(Path(__file__)), (32, 32), 1)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from cli_makers import TINY, draw, trained
+from mspcaps.models.initial import KINDS
 
 import mspcaps
 from mspcaps.cli import COMMANDS
@@ -29,7 +30,6 @@ from mspcaps.cli.training import (
 )
 from mspcaps.data import Augmentation
 from mspcaps.files import format_bytes
-from mspcaps.models.initial import KINDS
 from mspcaps.progress import Meter, clock, per_second
 from mspcaps.training import Epoch, Recipe, list_recipes
 from mspcaps.training.distributed import World

@@ -67,7 +67,7 @@ def test_the_hub_in_python(tmp_path, monkeypatch):
 
 def test_no_model_is_missing_from_the_table():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, flags=re.MULTILINE))
-    assert set(rows) == set(mspcaps.list_models()), "run docs/make_export.py again"
+    assert set(rows) == set(mspcaps.list_models()), "run `python -m tools.export_table` again"
     for name, row in rows.items():
         cells = row.split(" | ")
         if "not as" not in row:

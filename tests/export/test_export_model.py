@@ -22,7 +22,7 @@ from mspcaps.models import Model, Task, create_model, register_model, registry, 
 
 REASON = "the extra `onnx` is not installed"
 # One of each kind: other scales, patches, losses and widths are the same graphs with other numbers in them.
-# docs/make_export.py does the same with all models, and a test of its table asks for all of them.
+# tools/export_table.py does the same with all models, and a test of its table asks for all of them.
 KINDS = {
     "mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p3", "mspcaps_t_scale16", "mspcaps_t_scale32_16", "mspcaps_t_dr",
     "mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear", "resnet20",

@@ -4,29 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from mspcaps.models.layers import BatchNorm, Conv3x3, ConvBN, Normalize, in_eval_mode
-
-
-class PretendsToBeOnAGPU(torch.Tensor):
-    """Lets a machine without a GPU walk the GPU's way through Conv3x3."""
-
-    is_cuda = True
-
-
-@pytest.mark.parametrize("chans", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", [(8, 8), (5, 7)])
-def test_the_patch_product_equals_the_convolution(chans, size):
-    conv = Conv3x3(chans, 6).double().train()
-    x = torch.randn(2, chans, *size, dtype=torch.float64)
-    expected = F.conv2d(x, conv.weight, padding=1)
-    (expected_grad,) = torch.autograd.grad(expected.square().sum(), conv.weight)
-    actual = conv(x.as_subclass(PretendsToBeOnAGPU))
-    assert actual.grad_fn.name() != expected.grad_fn.name()  # it really went the other way
-    torch.testing.assert_close(actual.as_subclass(torch.Tensor), expected)
-    (actual_grad,) = torch.autograd.grad(actual.square().sum(), conv.weight)
-    torch.testing.assert_close(actual_grad.as_subclass(torch.Tensor), expected_grad)
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import BatchNorm, ConvBN, Dropout, Normalize, check_labels, hash_words, in_eval_mode
 
 
 def test_batchnorm_is_pytorchs_in_both_modes():
@@ -93,3 +73,85 @@ def test_images_are_normalised_per_channel_and_flat_ones_not_divided_by_zero():
     y = Normalize([0.1, 0.2, 0.3], [0.5, 0.02, 0.0])(x)
     for channel, (mean, std) in enumerate(((0.1, 0.5), (0.2, 0.02), (0.3, 1e-3))):
         torch.testing.assert_close(y[:, channel], (x[:, channel] - mean) / std)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_gets_a_sentence(label):
+    with pytest.raises(MspcapsError, match=f"{min(label, 0)} to {max(label, 0)}.* 3 "):
+        check_labels(torch.tensor([0, label]), 3)
+
+
+def test_labels_that_are_no_class_numbers_get_a_sentence():
+    with pytest.raises(MspcapsError, match=r"torch.float32 of shape \(2, 3\)"):
+        check_labels(torch.rand(2, 3), 3)
+    check_labels(torch.tensor([2, 0]), 3)
+    check_labels(torch.empty(0, dtype=torch.long), 3)
+
+
+def masks(p, key, size=400_000):
+    layer = Dropout(p)
+    layer.key.fill_(key)
+    return layer(torch.ones(size)) != 0
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("key", [0, 1, 2**40 + 7, 2**63 - 1, -1])
+def test_dropout_keeps_its_share_whatever_the_key(p, key):
+    kept = masks(p, key)
+    assert kept.double().mean().item() == pytest.approx(1 - p, abs=4 * (p * (1 - p) / 400_000) ** 0.5 + 1e-9)
+    for lag in (1, 2, 3, 32, 1024):  # neighbours know nothing of each other
+        together = (kept[lag:] & kept[:-lag]).double().mean().item()
+        assert together == pytest.approx((1 - p) ** 2, abs=4e-3)
+
+
+def test_dropout_scales_what_it_keeps_and_rests_in_evaluation():
+    x = torch.randn(64, 3, 5, 7)
+    layer = Dropout(0.25)
+    layer.key.fill_(123)
+    y = layer(x)
+    kept = y != 0
+    torch.testing.assert_close(y[kept], x[kept] / 0.75)
+    assert torch.equal(layer(x), y), "no state but its key"
+    assert layer.eval()(x) is x and layer.state_dict() == {}
+    assert Dropout(0.5)(x.bfloat16()).dtype == torch.bfloat16
+    z = layer.train()(x.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(z, y), "the layout in memory does not count"
+
+
+def test_other_keys_and_other_processes_draw_other_masks():
+    first, second = masks(0.5, 5), masks(0.5, 5 + 2**32)
+    assert (first == second).double().mean().item() == pytest.approx(0.5, abs=5e-3)
+    layer = Dropout(0.5)
+    layer.key.fill_(5)
+    halves = []
+    for layer.share in (0, 1):
+        halves.append(layer(torch.ones(200_000)) != 0)
+    assert torch.equal(torch.cat(halves), first), "the parts of a batch are the batch"
+
+
+def test_the_masks_are_those_of_integers_without_overflow():
+    """The hash in Python's own integers, which have no end."""
+
+    def mix(x):
+        x = ((x ^ (x >> 16)) * 0x21F0AAAD) % 2**32
+        x = ((x ^ (x >> 15)) * 0x735A2D97) % 2**32
+        return x ^ (x >> 15)
+
+    for key in (0, 1, 77, 2**31, 2**32 + 1, 2**63 - 1):
+        numbers = [0, 1, 2, 12345, 2**31, 2**32 - 1]
+        expected = [mix(mix((n ^ key) % 2**32) ^ ((key >> 32) % 2**32)) for n in numbers]
+        assert hash_words(torch.tensor([key]), torch.tensor(numbers)).tolist() == expected
+
+
+def test_the_compiler_draws_the_same_masks():
+    layer, x = Dropout(0.3), torch.randn(4, 33)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for key in (1, 2):
+        layer.key.fill_(key)
+        assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 2])
+def test_a_rate_that_makes_no_sense(p):
+    with pytest.raises(MspcapsError, match=str(p)):
+        Dropout(p)

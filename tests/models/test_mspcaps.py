@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from mspcaps import create_model, list_models
 from mspcaps.capsules import length, margin_loss
+from mspcaps.capsules.routing.cross_agreement import group_fine, group_size
 from mspcaps.errors import MspcapsError
+from mspcaps.models.mspcaps import middle_grids
 
 PARAMETERS = {  # shared/spec/mspcaps.md, section 2: 3 x 32 x 32, 10 classes
     "mspcaps_t": 344_320,
@@ -63,8 +65,8 @@ def test_controls_keep_the_backbone(name, params):
     torch.manual_seed(0)
     model = create_model(name)
     assert count(model) == params
-    assert all(torch.equal(t, paper[key]) for key, t in model.state_dict().items() if key.startswith("blocks."))
-    model.loss(model(torch.rand(4, 3, 32, 32)), torch.arange(4)).backward()
+    assert all(torch.equal(t, paper[key]) for key, t in model.state_dict().items() if key.startswith("backbone."))
+    model.training_loss(torch.rand(4, 3, 32, 32), torch.arange(4), model.criterion).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
@@ -109,8 +111,8 @@ def reference_t(weights, x):
 
     x, capsules = (x - weights["normalize.mean"]) / weights["normalize.std"], []
     for i in range(3):
-        x = conv_bn(x, f"blocks.{i}.first", stride=1 if i == 0 else 2).relu()
-        x = (conv_bn(x, f"blocks.{i}.rest.0") + x).relu()
+        x = conv_bn(x, f"backbone.blocks.{i}.first", stride=1 if i == 0 else 2).relu()
+        x = (conv_bn(x, f"backbone.blocks.{i}.rest.0") + x).relu()
         capsules.append(patchify(x, i))
     return route(route(capsules[0], capsules[1], 0), capsules[2], 1)
 
@@ -163,7 +165,7 @@ def test_dynamic_routing_halves_the_capsules_of_each_scale_and_leaves_one(size, 
     """Patches of four on maps of 1, 1/2 and 1/4: at 13 pixels 3 x 3, 1 x 1 and 1 x 1 capsules."""
     model = create_model("mspcaps_t_dr", img_size=size).eval()
     with torch.no_grad():
-        primary = model.forward_primary(torch.rand(2, 3, size, size))
+        primary = model.forward_features(torch.rand(2, 3, size, size))
         assert tuple(routing(u).shape[1] for routing, u in zip(model.routing, primary, strict=False)) == kept
 
 
@@ -183,7 +185,7 @@ def test_the_ablation_with_dynamic_routing_joins_the_scales_finest_first():
 
     torch.manual_seed(0)
     model, x = create_model("mspcaps_t_dr", img_size=16).eval(), torch.rand(2, 3, 16, 16)
-    fine, middle, coarse = (route(u, model.routing[i].w) for i, u in enumerate(model.forward_primary(x)))
+    fine, middle, coarse = (route(u, model.routing[i].w) for i, u in enumerate(model.forward_features(x)))
     expected = route(torch.cat([fine, middle, coarse], 1), model.routing[3].w)
     torch.testing.assert_close(model.forward_capsules(x), expected, rtol=1e-4, atol=1e-5)
 
@@ -238,7 +240,7 @@ def test_the_linear_control_with_margin_loss_differs_in_nothing_else():
     x, labels = torch.rand(4, 3, 32, 32), torch.arange(4)
     scores = 1 / (1 + torch.exp(-plain(x)))
     torch.testing.assert_close(margin(x), scores)
-    torch.testing.assert_close(margin.loss(margin(x), labels), margin_loss(scores, labels))
+    torch.testing.assert_close(margin.criterion(margin(x), labels), margin_loss(scores, labels))
 
 
 @torch.no_grad()
@@ -247,10 +249,38 @@ def test_the_linear_head_sees_patch_after_patch_with_all_its_channels():
     torch.manual_seed(0)
     model, x = create_model("mspcaps_t_linear", img_size=(16, 32)).eval(), torch.rand(2, 3, 16, 32)
     features = []
-    for maps in model.forward_features(x):
+    for maps in model.backbone(model.normalize(x)):
         rows, columns = maps.shape[2] // 4, maps.shape[3] // 4
         for row in range(rows):
             for column in range(columns):
                 features.append(maps[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean((2, 3)))
     expected = torch.cat(features, 1) @ model.head.weight.T + model.head.bias
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n_mid", "coarse", "expected"),
+    [
+        (16, (2, 2), ((4, 4), (2, 2))),  # p = 4
+        (64, (4, 4), ((8, 8), (4, 4))),  # p = 2
+        (24, (2, 2), ((1, 24), (1, 4))),  # p = 3: 24 is not a square, so consecutive runs of 6
+        (24, (2, 3), ((4, 6), (2, 3))),  # not a square either, but 2 x 2 for each of 2 x 3
+        (6, (2, 3), ((2, 3), (2, 3))),
+        (3, (1, 1), ((1, 3), (1, 1))),
+    ],
+)
+def test_middle_grids_of_known_cases(n_mid, coarse, expected):
+    assert middle_grids(n_mid, coarse) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(coarse=st.tuples(st.integers(1, 4), st.integers(1, 4)), per_capsule=st.integers(1, 20))
+def test_middle_grids_use_every_capsule_once(coarse, per_capsule):
+    n = coarse[0] * coarse[1]
+    fine, new_coarse = middle_grids(n * per_capsule, coarse)
+    assert fine[0] * fine[1] == n * per_capsule and new_coarse[0] * new_coarse[1] == n
+    assert group_size(fine, new_coarse) == per_capsule
+    numbers = torch.arange(float(n * per_capsule)).view(1, -1, 1)
+    assert sorted(group_fine(numbers, fine, new_coarse).flatten().tolist()) == numbers.flatten().tolist()
+    windows = any(r * r == per_capsule for r in range(1, 20))
+    assert (new_coarse == coarse) if windows else (fine[0] == 1)

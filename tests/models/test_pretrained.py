@@ -49,7 +49,7 @@ def test_the_weights_answer_as_their_card_says(name):
     data = "fashionmnist_sample" if card.dataset == "fashionmnist" else card.dataset  # the same images, always at hand
     if not is_cached(data):
         pytest.skip(f"{card.dataset} is not on this machine")
-    model = weights.load_model(name)
+    model = load_model(name)
     images = probe(mspcaps.load_dataset(data, "test", tuple(model.config["img_size"])))
     answers = evaluate(model, images).predictions.tolist()
     assert sum(a != b for a, b in zip(answers, card.probe, strict=True)) <= 1
@@ -58,7 +58,7 @@ def test_the_weights_answer_as_their_card_says(name):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_accuracy_of_a_card_measured_again(name):
-    card, model = weights.read_card(name), weights.load_model(name)
+    card, model = weights.read_card(name), load_model(name)
     if not is_cached(card.dataset):
         pytest.skip(f"{card.dataset} is not on this machine")
     if card.params > 1e6 and "MSPCAPS_MEASURE" not in os.environ:

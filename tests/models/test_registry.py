@@ -6,7 +6,8 @@ import torch
 
 from mspcaps import create_model, list_models
 from mspcaps.errors import MspcapsError
-from mspcaps.models import register_model, registry
+from mspcaps.models import model_options, register_model, registry
+from mspcaps.models.mspcaps import mspcaps_t
 
 SMALL = [name for name in list_models() if not name.startswith("mspcaps_l")]
 
@@ -83,7 +84,9 @@ def test_a_plain_dictionary_of_weights_loads_into_a_new_model(name):
 
 
 def test_the_model_remembers_what_it_was_made_for():
-    model = create_model("resnet20", 5, 2, (20, 24), mean=np.array([0.1, 0.2]), std=np.array([0.3, 0.4]))
+    model = create_model(
+        "resnet20", num_classes=5, in_chans=2, img_size=(20, 24), mean=np.array([0.1, 0.2]), std=np.array([0.3, 0.4])
+    )
     sizes = {"num_classes": 5, "in_chans": 2, "img_size": (20, 24)}
     assert model.config == {"name": "resnet20", **sizes, "mean": (0.1, 0.2), "std": (0.3, 0.4)}
     assert type(model.config["mean"][0]) is float
@@ -95,7 +98,7 @@ def test_the_model_remembers_what_it_was_made_for():
     ("wrong", "right"), [("mspcaps-t", "mspcaps_t"), ("mspcap_l", "mspcaps_l"), ("resnet-18", "resnet18")]
 )
 def test_an_unknown_name_suggests_the_nearest(wrong, right):
-    with pytest.raises(MspcapsError, match=f"no model '{wrong}'.*'{right}'"):
+    with pytest.raises(MspcapsError, match=f"'{wrong}'.*'{right}'"):
         create_model(wrong)
 
 
@@ -107,10 +110,23 @@ def test_a_name_like_no_other_points_to_the_list():
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"num_classes": 1}, "num_classes is 1.*at least 2"),
-        ({"in_chans": 0}, "in_chans is 0.*at least 1"),
-        ({"mean": (0.5,)}, "one value per channel: got 1 and 3 for 3"),
-        ({"in_chans": 1, "std": (1, 1, 1)}, "one value per channel: got 1 and 3 for 1"),
+        ({"num_classes": 1}, "num_classes is 1.* 2"),
+        ({"in_chans": 0}, "in_chans is 0.* 1"),
+        ({"num_classes": 2.5}, "2.5"),
+        ({"num_classes": 1 << 24}, "16777216"),
+        ({"img_size": (32, 32, 32)}, "32, 32, 32"),
+        ({"mean": (0.5,)}, "1 and 3 for 3"),
+        ({"in_chans": 1, "std": (1, 1, 1)}, "1 and 3 for 1"),
+        ({"std": (1, -1, 1)}, "-1.0"),
+        ({"mean": (0, float("nan"), 0)}, "nan"),
+        ({"mean": "abc"}, "abc"),
+        ({"patch": 0}, "patch.* 0"),
+        ({"patch": "3"}, "patch.*'3'"),
+        ({"patch": True}, "patch.*True"),
+        ({"shared": 1}, "shared.* 1"),
+        ({"pach": 3}, "'pach'.*'patch'"),
+        ({"iterations": 2}, "'iterations'"),
+        ({"patch": 40}, "32 x 32"),
     ],
 )
 def test_impossible_tasks_are_refused(task, message):
@@ -118,40 +134,58 @@ def test_impossible_tasks_are_refused(task, message):
         create_model("mspcaps_t", **task)
 
 
-def test_the_name_of_the_function_is_the_name_of_the_model(monkeypatch):
+@pytest.fixture
+def own_names(monkeypatch):
+    """What a test registers is gone again afterwards."""
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
+
+def test_the_name_of_the_function_is_the_name_of_the_model(own_names):
     @register_model
-    def mine(**task):
-        return torch.nn.Flatten()
+    def mine(task, *, width: int = 8, rate: float = 0.5, kind: str = "a"):
+        model = mspcaps_t(task)
+        model.seen = (width, rate, kind)
+        return model
 
-    assert "mine" in list_models() and isinstance(create_model("mine"), torch.nn.Flatten)
+    assert "mine" in list_models() and model_options("mine") == {"width": 8, "rate": 0.5, "kind": "a"}
+    model = create_model("mine", width=4, kind="a", rate=1)
+    assert model.seen == (4, 1, "a") and model.config["name"] == "mine"
+    assert {key: model.config[key] for key in ("width", "rate")} == {"width": 4, "rate": 1}
+    assert "kind" not in model.config, "defaults need not be said"
 
 
-def test_a_name_that_is_taken_is_refused_but_a_definition_can_run_again(monkeypatch):
-    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
-
+def test_a_name_that_is_taken_is_refused_but_a_definition_can_run_again(own_names):
     def define():
         @register_model
-        def mine(**task):
-            return torch.nn.Flatten()
+        def mine(task):
+            return None
 
     define()
     define()
 
-    def mspcaps_t(**task):
-        return torch.nn.Flatten()
+    def mspcaps_t(task):
+        return None
 
-    with pytest.raises(MspcapsError, match=r"already a model mspcaps_t, in mspcaps\.models\.mspcaps"):
+    with pytest.raises(MspcapsError, match=r"mspcaps_t, in mspcaps\.models\.mspcaps"):
         register_model(mspcaps_t)
 
 
-def test_a_function_that_returns_no_module(monkeypatch):
-    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+@pytest.mark.parametrize(
+    "function",
+    [lambda: None, lambda **task: None, lambda task, patch=4: None, lambda task, *, patch: None,
+     lambda task, *, patch=None: None, lambda task, **options: None],
+)  # fmt: skip
+def test_functions_of_another_form_are_refused(function, own_names):
+    function.__name__ = "mine"
+    with pytest.raises(MspcapsError, match="mine"):
+        register_model(function)
+    assert "mine" not in list_models()
 
+
+def test_a_function_that_returns_no_model(own_names):
     @register_model
-    def forgetful(**task):
+    def forgetful(task):
         torch.nn.Flatten()
 
-    with pytest.raises(MspcapsError, match="forgetful must return a module, but returned a NoneType"):
+    with pytest.raises(MspcapsError, match=r"forgetful.*NoneType"):
         create_model("forgetful")

@@ -76,7 +76,7 @@ def test_equals_a_functional_reference(name, widths, blocks, size):
     num_classes=st.integers(2, 12),
 )
 def test_any_task_works(batch, height, width, in_chans, num_classes):
-    model = create_model("resnet20", num_classes, in_chans, (height, width)).eval()
+    model = create_model("resnet20", num_classes=num_classes, in_chans=in_chans, img_size=(height, width)).eval()
     x = torch.rand(batch, in_chans, height, width)
     assert model(x).shape == (batch, num_classes)
     assert model.forward_features(x).shape == (batch, 64, -(-height // 4), -(-width // 4))

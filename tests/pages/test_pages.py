@@ -1,13 +1,15 @@
-"""The frame of a page, and pictures inside it."""
+"""Templates, charts, and pictures inside a page."""
 
 import base64
 import io
 
+import jinja2
 import numpy as np
 import pytest
 from PIL import Image
 
-from mspcaps.pages import PREFIX, image_url, skeleton, stylesheet
+from mspcaps.pages import PREFIX, Bar, image_url, macro, render, skeleton, stylesheet
+from mspcaps.pages.charts import confusion_chart, log_ticks, nice_ticks
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -25,3 +27,18 @@ def test_the_frame_holds_what_it_is_given(tmp_path):
     html = skeleton("a < b", css, "<p>text</p>", '<meta name="x" content="y">')
     assert "<title>a &lt; b</title>" in html and "<main><p>text</p></main>" in html and css in html
     assert html.index('charset="utf-8"') < html.index('name="x"') < 200
+
+
+def test_templates_escape_what_they_are_given():
+    html = macro("pieces.html", "bars")([Bar("<b>&", 0.5, "true"), Bar("'\"", 7.0), Bar("x", -1.0)])
+    assert "&lt;b&gt;&amp;" in html and "<b>" not in html and "width:100.0%" in html and "width:0.0%" in html
+    with pytest.raises(jinja2.UndefinedError):
+        render("evaluation.html", title="a")
+
+
+def test_charts():
+    assert nice_ticks(74.5, 86.5) == [70, 75, 80, 85, 90]
+    assert nice_ticks(3.0, 3.0)[0] <= 3 <= nice_ticks(3.0, 3.0)[-1]
+    assert log_ticks(0.09, 2.8) == pytest.approx([0.03, 0.1, 0.3, 1, 3])
+    assert confusion_chart([[1, 0], [3, 0]], ["a", "b"]).count('<text class="count') == 2
+    assert confusion_chart([[0] * 100 for _ in range(100)], ["x"] * 100).count("<g>") == 10_000

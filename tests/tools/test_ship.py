@@ -30,7 +30,7 @@ def run(tmp_path_factory):
         warmup_epochs=0, img_size=12, augment=Augmentation(),
     )  # fmt: skip
     result = train(recipe, "cpu", out=place / "runs", results=place / "results")
-    entry = place / "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
+    entry = place / "results/runs/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
     source, data = result.folder / "last.safetensors", load_dataset("fashionmnist_sample", "test", 12)
     model = load_model(source)
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_the_card_is_measured_from_the_very_file(run, tmp_path, monkeypatch):
     assert card.test_images == 1000
     assert path.stat().st_size < 0.7 * source.stat().st_size
     assert torch.float16 in ship.dtypes(path)
-    assert card.ledger == "results/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
+    assert card.ledger == "results/runs/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
     assert card.run_sha256 == json.loads(entry.read_text())["weights_sha256"]
     assert "Zalando" in card.licence
     assert card.provenance.startswith("The first 500 training")

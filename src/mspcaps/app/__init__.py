@@ -1,7 +1,7 @@
 """A page in the browser to try models: pick, upload or draw a picture, disturb it, and watch the parts change.
 
 The work is done by `session.answer`, a plain function of a model, a picture and what is done to it; it knows nothing of
-browsers. `page` and `server` put it behind Gradio, which is an extra: `pip install 'mspcaps[app]'`.
+browsers. `layout` and `server` put it behind Gradio, which is an extra: `pip install 'mspcaps[app]'`.
 """
 
 from mspcaps.app.perturb import Changes

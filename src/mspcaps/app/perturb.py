@@ -17,21 +17,20 @@ RANGES = {"rotation": (-180.0, 180.0), "noise": (0.0, 64.0), "fgsm": (0.0, 16.0)
 
 @dataclass(frozen=True)
 class Changes:
-    """Nothing, unless told otherwise."""
+    """Nothing by default."""
 
     rotation: float = 0.0  # degrees, clockwise
     noise: float = 0.0  # standard deviation of Gaussian noise, in units of 1/255
     fgsm: float = 0.0  # budget per pixel and channel, in units of 1/255
 
     @classmethod
-    def checked(cls, **values: Any) -> "Changes":
+    def from_request(cls, **values: Any) -> "Changes":
         """From whatever a browser sends."""
         numbers = {}
         for name, value in values.items():
             low, high = RANGES[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                shown = repr(value)[:40]
-                raise MspcapsError(f"{name} must be a number from {low:g} to {high:g}, not {shown}")
+                raise MspcapsError(f"{name} must be a number from {low:g} to {high:g}, not {repr(value)[:40]}")
             numbers[name] = float(value)
         return cls(**numbers)
 
@@ -40,25 +39,25 @@ class Changes:
         return any(getattr(self, field.name) for field in fields(self))
 
 
-def perturbed(model: nn.Module, pixels: Tensor, changes: Changes) -> Tensor:
+def perturb(model: nn.Module, pixels: Tensor, changes: Changes) -> Tensor:
     """uint8 [c, h, w] -> float32 [1, c, h, w] in [0, 1], on the device of the model.
 
     The noise is always the same one, only louder or softer, so that a slider moves one thing. The attack comes last and
     leads away from what the model says right before it.
     """
-    x = rotated(pixels, changes.rotation)
+    x = rotate(pixels, changes.rotation)
     if changes.noise:
         noise = torch.randn(x.shape, generator=generator_for("app", "noise", *x.shape))
         x = (x + changes.noise / 255 * noise).clamp(0, 1)
     x = x.to(next(model.parameters()).device)
     if changes.fgsm:
         with torch.no_grad():
-            said = model(x).argmax(1)
-        x = fgsm(model, x, said, changes.fgsm / 255)
+            predicted = model(x).argmax(1)
+        x = fgsm(model, x, predicted, changes.fgsm / 255)
     return x
 
 
-def rotated(pixels: Tensor, degrees: float) -> Tensor:
+def rotate(pixels: Tensor, degrees: float) -> Tensor:
     """uint8 [c, h, w] -> float32 [1, c, h, w] in [0, 1]: about the centre, black comes in, as in training."""
     draws = torch.tensor([[0.0, 0.0, 0.0, math.radians(degrees)]])
     return augmented(pixels[None], torch.tensor([0]), draws, Augmentation(rotate=abs(degrees)))

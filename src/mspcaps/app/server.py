@@ -1,34 +1,46 @@
-"""In front of Gradio: which requests get through, how large they may be, and the way in for uploads.
+"""The server: Gradio behind a gate that bounds every request, and the way in for uploads.
 
 Gradio's own upload writes files that stay, and fetches addresses that a caller names. The app needs neither: a picture
 goes to POST /picture, is read in memory and comes back small. Everything the page does not need is closed.
 
-Bounds, whoever calls: at most READERS requests are taken in at once, each of at most REQUEST_BYTES (a picture:
-UPLOAD_BYTES), 128 MB in all; one upload is decoded at a time, of at most UPLOAD_PIXELS, for which Pillow takes up to
-320 MB; at most QUEUE questions of REQUEST_BYTES wait, 128 MB and as much again once parsed, and WORKERS are answered at
-once. Gradio keeps up to 2,000 answers of some 60 kB that nobody fetched, 120 MB. Together less than 1 GB beyond the
-400 MB of a server at rest, models apart.
+Bounds, whoever calls: at most MAX_READERS requests are taken in at once, each of at most MAX_REQUEST_BYTES (a picture:
+MAX_UPLOAD_BYTES), 128 MB in all; one upload is decoded at a time, of at most MAX_UPLOAD_PIXELS, for which Pillow takes
+up to 320 MB; at most MAX_QUEUE questions of MAX_REQUEST_BYTES wait, 128 MB and as much again once parsed, and WORKERS
+are answered at once. Gradio keeps up to 2,000 answers of some 60 kB that nobody fetched, 120 MB. Together less than
+1 GB beyond the 400 MB of a server at rest, models apart.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mspcaps.app.uploads import UPLOAD_BYTES, accept
+from mspcaps.app.layout import head, import_gradio, layout, theme
+from mspcaps.app.store import ModelStore
+from mspcaps.app.uploads import MAX_UPLOAD_BYTES, accept
 from mspcaps.errors import MspcapsError
 
+if TYPE_CHECKING:
+    import gradio as gr
+
 WORKERS = 2
-QUEUE = 128
-READERS = 16
-SESSIONS = 256  # visitors that Gradio remembers, at some 80 kB each; we keep nothing about them
-SECONDS = 30  # for the bytes of one request to arrive
-REQUEST_BYTES = 1 << 20
-MAX_UPLOAD = 64 << 20
+MAX_QUEUE = 128
+MAX_READERS = 16
+MAX_SESSIONS = 256  # visitors that Gradio remembers, at some 80 kB each; we keep nothing about them
+MAX_SECONDS = 30  # for the bytes of one request to arrive
+MAX_REQUEST_BYTES = 1 << 20
+MAX_DISCARDED_BYTES = 64 << 20
 UPLOAD_PATH = "/picture"
 OPEN = (
     *("/assets/", "/static/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", UPLOAD_PATH),
@@ -36,111 +48,148 @@ OPEN = (
     *("/gradio_api/startup-events", "/gradio_api/app_id", "/gradio_api/cancel", "/gradio_api/theme.css"),
 )
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+@dataclass(frozen=True)
+class Running:
+    """A server at work in threads of this process."""
+
+    url: str
+    blocks: "gr.Blocks"
+
+    def close(self) -> None:
+        self.blocks.close(verbose=False)
+
+    def wait(self) -> None:
+        """Until Ctrl-C."""
+        self.blocks.block_thread()
 
 
-class Refused(Exception):
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
+def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -> Running:
+    """Serve the page; without a port the first free one from 7860 on."""
+    gradio = import_gradio()
+    check_address(host, port)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))  # the workers share the cores
+    blocks = layout(gradio, store, WORKERS)
+    blocks.queue(max_size=MAX_QUEUE, default_concurrency_limit=WORKERS)
+    try:
+        _, url, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            prevent_thread_lock=True,
+            quiet=True,
+            show_error=True,  # what Gradio itself refuses gets its sentence, too
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            ssr_mode=False,
+            pwa=False,
+            mcp_server=False,
+            state_session_capacity=MAX_SESSIONS,
+            max_file_size=1,  # nothing comes in this way
+            theme=theme(gradio),
+            head=head(),
+            app_kwargs={
+                "middleware": [Middleware(Gate)],
+                "routes": [Route(UPLOAD_PATH, upload_endpoint(), methods=["POST"])],
+                "exception_handlers": {Exception: not_understood},
+            },
+        )
+    except OSError as error:  # between our look at the address and now somebody else has taken it
+        raise MspcapsError(f"cannot listen on {host}: {error.strerror or error}") from error
+    return Running(url, blocks)
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Whether the server could listen there: Gradio waits for seconds and speaks of other things when it cannot."""
+    if port is not None and not 0 < port < 65536:
+        raise MspcapsError(f"port {port} does not exist: ports are numbered 1 to 65535")
+    try:
+        socket.create_server((host, port or 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        where = host if port is None else f"{host}, port {port}"
+        raise MspcapsError(f"cannot listen on {where}: {error.strerror or error}") from error
 
 
 class Gate:
     """ASGI middleware."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.readers = asyncio.Semaphore(READERS)
+        self.readers = asyncio.Semaphore(MAX_READERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
-        if scope["type"] != "http":
-            return None  # the page uses no web sockets
-        try:
-            path = scope["path"]
-            if path != "/" and not path.startswith(OPEN):
-                raise Refused(404, "the app serves nothing at this address")
-            if scope["method"] in ("GET", "HEAD"):
-                return await self.answered(scope, receive, send)
+        if scope["type"] == "websocket":
+            return  # the page uses none
+        if scope["type"] == "http" and scope["path"] != "/" and not scope["path"].startswith(OPEN):
+            await refusal(404, "the app serves nothing at this address")(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
             async with self.readers:  # until it is answered: bodies that wait take memory, too
-                body = await read_body(scope, receive, UPLOAD_BYTES if path == UPLOAD_PATH else REQUEST_BYTES)
-                return await self.answered(scope, replayed(body, receive), send)
-        except Refused as refused:
-            return await JSONResponse({"error": str(refused)}, refused.status)(scope, receive, send)
-
-    async def answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A sentence also where Gradio stumbles over a request, as it does over some that are not what it expects."""
-        begun = False
-
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, noted)
-        except Exception:
-            logging.getLogger(__name__).exception("a request failed: %s %s", scope["method"], scope["path"])
-            if not begun:
-                await JSONResponse({"error": "the app does not understand this request"}, 400)(scope, receive, send)
+                try:
+                    limit = MAX_UPLOAD_BYTES if scope["path"] == UPLOAD_PATH else MAX_REQUEST_BYTES
+                    body = await read_body(Request(scope, receive), limit)
+                except HTTPException as error:
+                    return await refusal(error.status_code, error.detail)(scope, receive, send)
+                await self.app(scope, replay(body, receive), send)
+        else:
+            await self.app(scope, receive, send)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body; Refused if it is too large or comes too slowly. Memory never holds more than the limit.
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; HTTPException if it is too large or comes too slowly.
 
-    What is a little too large is heard out and thrown away: most callers listen to an answer only when they have
+    What is a little too large is read to its end and thrown away: most callers listen to an answer only when they have
     finished talking.
     """
-    too_large = Refused(413, f"the request is larger than the limit of {limit:,} bytes")
-    promised = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if not promised.isdigit() or int(promised) > MAX_UPLOAD:
+    too_large = HTTPException(413, f"the request is larger than the limit of {limit:,} bytes")
+    if int(request.headers.get("content-length", 0)) > MAX_DISCARDED_BYTES:
         raise too_large
-    parts, size, more = [], 0, True
+    body, size = bytearray(), 0
     try:
-        async with asyncio.timeout(SECONDS):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refused(400, "the request ended early")
-                part, more = message.get("body", b""), message.get("more_body", False)
+        async with asyncio.timeout(MAX_SECONDS):
+            async for part in request.stream():
                 size += len(part)
-                if size > MAX_UPLOAD:
+                if size > MAX_DISCARDED_BYTES:
                     raise too_large
                 if size <= limit:
-                    parts.append(part)
-                else:
-                    parts.clear()
+                    body += part
     except TimeoutError as error:
-        raise Refused(408, f"the request took longer than {SECONDS} seconds to arrive") from error
+        raise HTTPException(408, f"the request took longer than {MAX_SECONDS} seconds to arrive") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the request ended early") from error
     if size > limit:
         raise too_large
-    return b"".join(parts)
+    return bytes(body)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """The body first, then whatever comes after it, such as the news that the caller has left."""
     left = [body]
 
-    async def again() -> Message:
+    async def receive_again() -> Message:
         return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
 
-    return again
+    return receive_again
 
 
-class Uploads:
+def refusal(status: int, why: str) -> JSONResponse:
+    return JSONResponse({"error": why}, status)
+
+
+async def not_understood(request: Request, error: Exception) -> JSONResponse:
+    """Gradio stumbles over some requests that are not what it expects; uvicorn logs the error."""
+    return refusal(400, "the app does not understand this request")
+
+
+def upload_endpoint() -> Callable[[Request], Awaitable[JSONResponse]]:
     """POST /picture: the bytes of a file -> {"picture": ...} or {"error": one sentence}."""
+    decoding = asyncio.Lock()
 
-    def __init__(self) -> None:
-        self.decoder = asyncio.Lock()
-
-    async def post(self, request: Request) -> Response:
-        async with self.decoder:
+    async def post(request: Request) -> JSONResponse:
+        async with decoding:
             try:
                 return JSONResponse({"picture": await run_in_threadpool(accept, await request.body())})
             except MspcapsError as error:
-                return JSONResponse({"error": str(error)}, 422)
+                return refusal(422, str(error))
+
+    return post

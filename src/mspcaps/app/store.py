@@ -7,16 +7,15 @@ from pathlib import Path
 from threading import Lock
 
 import torch
-from torch import nn
 
 from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
-from mspcaps.models import config_of, list_pretrained, load_model, read_card
+from mspcaps.models import Model, config_of, list_pretrained, load_model, read_card
 from mspcaps.pages import image_url
 
-MOST_SAMPLES = 10
+MAX_SAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class ModelStore:
     def __init__(self, weights: Sequence[Path] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._lock = Lock()
-        self._models: dict[str, nn.Module] = {}
+        self._models: dict[str, Model] = {}
         self._samples: dict[str, list[Sample]] = {}
         self._shipped: dict[str, str] = {}
         for path in weights:
@@ -52,8 +51,8 @@ class ModelStore:
     def names(self) -> list[str]:
         return list({**self._models, **self._shipped})
 
-    def model(self, name: object) -> nn.Module:
-        """In eval mode, on the device of the shelf."""
+    def model(self, name: object) -> Model:
+        """In eval mode, on the device of the store."""
         with self._lock:
             if not isinstance(name, str) or name not in self.names:
                 raise MspcapsError(f"there is no model {repr(name)[:80]}; the models are {', '.join(self.names)}")
@@ -74,7 +73,7 @@ class ModelStore:
         samples = self.samples(name) if isinstance(name, str) else []
         return next((sample.title for sample in samples if sample.picture == picture), None)
 
-    def _checked(self, model: nn.Module, name: str) -> nn.Module:
+    def _checked(self, model: Model, name: str) -> Model:
         config = config_of(model)
         if config["in_chans"] not in (1, 3):
             raise MspcapsError(f"{name} takes images with {config['in_chans']} channels, but pictures have 1 or 3")
@@ -95,7 +94,7 @@ def file_title(path: Path, others: Sequence[Path]) -> str:
     return "/".join(whole.parts[-enough:])
 
 
-def trained_on(model: nn.Module) -> str:
+def trained_on(model: Model) -> str:
     """Name of a data set or a path, as the recipe has it; empty if the weights do not say."""
     return str(getattr(model, "metadata", {}).get("recipe", {}).get("data") or "")
 
@@ -104,13 +103,13 @@ def set_title(data: str) -> str:
     return CATALOG[data].title if data in CATALOG else Path(data).name
 
 
-def title_of(model: nn.Module) -> str:
+def title_of(model: Model) -> str:
     config = config_of(model)
     data = trained_on(model)
     return f"{config['name']} · {set_title(data)}" if data else str(config["name"])
 
 
-def find_samples(model: nn.Module) -> list[Sample]:
+def find_samples(model: Model) -> list[Sample]:
     """Test pictures of the set that the model was trained on, exactly as evaluation feeds them to it."""
     data = trained_on(model)
     try:
@@ -125,13 +124,13 @@ def find_samples(model: nn.Module) -> list[Sample]:
 
 def one_of_each(data: ImageSet) -> list[Sample]:
     first = [(data.labels == label).nonzero().flatten()[:1] for label in range(len(data.classes))]
-    index = torch.cat(first[:MOST_SAMPLES]).tolist()
+    index = torch.cat(first[:MAX_SAMPLES]).tolist()
     return [Sample(data.classes[int(data.labels[i])], image_url(data.images[i].numpy())) for i in index]
 
 
-def from_folder(model: nn.Module, root: Path) -> list[Sample]:
+def from_folder(model: Model, root: Path) -> list[Sample]:
     """Of a folder of pictures only those shown are read."""
     config = config_of(model)
     pictures = replace(open_folder(root, "test", config["img_size"]), channels=config["in_chans"])
-    chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MOST_SAMPLES]]
+    chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MAX_SAMPLES]]
     return [Sample(pictures.classes[pictures.labels[i]], image_url(pictures[i][0].numpy())) for i in chosen]

@@ -17,56 +17,56 @@ from mspcaps.data import read_header, read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.pages import PREFIX, image_url
 
-UPLOAD_BYTES = 8 << 20
-UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
-KEPT_SIDE = 256  # pixels of the longer side kept of an upload: scores differ a little from those of the whole picture
-TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
-TEXT_PIXELS = 1 << 18
+MAX_UPLOAD_BYTES = 8 << 20
+MAX_UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
+MAX_SIDE = 256  # pixels of the longer side kept of an upload: scores differ a little from those of the whole picture
+MAX_TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
+MAX_TEXT_PIXELS = 1 << 18
 
 
 def accept(data: bytes) -> str:
-    """An uploaded file -> the picture as a data URL, upright and at most KEPT_SIDE wide and high."""
-    with picture_file(data, UPLOAD_BYTES, UPLOAD_PIXELS) as path:
+    """An uploaded file -> the picture as a data URL, upright and at most MAX_SIDE wide and high."""
+    with picture_file(data, MAX_UPLOAD_BYTES, MAX_UPLOAD_PIXELS) as path:
         (height, width), grey = read_header(path)
-        scale = min(1.0, KEPT_SIDE / max(height, width))
+        scale = min(1.0, MAX_SIDE / max(height, width))
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
         return image_url(read_picture(path, size, 1 if grey else 3))
 
 
-def picture_pixels(text: object, size: tuple[int, int], channels: int) -> np.ndarray:
+def decode_picture(text: object, size: tuple[int, int], channels: int) -> np.ndarray:
     """What `accept` or the drawing board gave, from a browser that may have changed it -> uint8 [channels, *size]."""
     if not isinstance(text, str) or not text:
         raise MspcapsError("there is no picture yet: pick, upload or draw one")
-    if len(text) > TEXT_CHARS:
-        raise MspcapsError(f"the picture has {len(text):,} characters as text, but the limit is {TEXT_CHARS:,}")
+    if len(text) > MAX_TEXT_CHARS:
+        raise MspcapsError(f"the picture has {len(text):,} characters as text, but the limit is {MAX_TEXT_CHARS:,}")
     if not text.startswith(PREFIX):
         raise MspcapsError(f"the picture must be a PNG as text that begins with {PREFIX}")
     try:
         data = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError) as error:
         raise MspcapsError("the text of the picture is not valid base64") from error
-    with picture_file(data, TEXT_CHARS, TEXT_PIXELS) as path:
+    with picture_file(data, MAX_TEXT_CHARS, MAX_TEXT_PIXELS) as path:
         return read_picture(path, size, channels)
 
 
 @contextmanager
-def picture_file(data: bytes, most_bytes: int, most_pixels: int) -> Iterator[Path]:
+def picture_file(data: bytes, max_bytes: int, max_pixels: int) -> Iterator[Path]:
     """The bytes as a file for as long as the block lasts, after a look at its header.
 
     Sentences of the block name "the picture", not our temporary file.
     """
     if not data:
         raise MspcapsError("the picture is empty: it has no bytes")
-    if len(data) > most_bytes:
-        raise MspcapsError(f"the picture has {len(data):,} bytes, but the limit is {most_bytes:,}")
+    if len(data) > max_bytes:
+        raise MspcapsError(f"the picture has {len(data):,} bytes, but the limit is {max_bytes:,}")
     with tempfile.TemporaryDirectory(prefix="mspcaps-app-") as folder:
         path = Path(folder) / "picture"
         path.write_bytes(data)
         try:
             height, width = read_header(path)[0]
-            if height * width > most_pixels:
+            if height * width > max_pixels:
                 raise MspcapsError(
-                    f"the picture has {width:,} x {height:,} pixels, but the limit is {most_pixels:,} in total"
+                    f"the picture has {width:,} x {height:,} pixels, but the limit is {max_pixels:,} in total"
                 )
             yield path
         except MspcapsError as error:

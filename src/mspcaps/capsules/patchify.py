@@ -1,10 +1,19 @@
 """PatchifyCaps, Algorithm 1 of the paper: one patch, one capsule."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Grid = tuple[int, int]  # rows and columns of capsules
+
+
+class OnGrid(NamedTuple):
+    """Where the rows of a tensor belong: on this grid, row-major, and on another one they can be interpolated."""
+
+    rows: int
+    columns: int
 
 
 class PatchifyCaps(nn.Module):
@@ -23,6 +32,9 @@ class PatchifyCaps(nn.Module):
 
     def extra_repr(self) -> str:
         return f"grid={self.grid}, patch={self.patch}"
+
+    def tensor_places(self) -> dict[str, OnGrid]:
+        return {"position": OnGrid(*self.grid)}
 
     def forward(self, f: Tensor) -> Tensor:
         return self.embed(patch_averages(f, self.patch))  # line 1       [b, n, c]

@@ -23,10 +23,12 @@ def app(
         device: cpu or cuda; default: the GPU if there is one.
     """
     from mspcaps.app import ModelStore
-    from mspcaps.app.page import import_gradio, start
+    from mspcaps.app.layout import import_gradio
     from mspcaps.training import choose_device
 
-    import_gradio()  # its absence is told before any model is loaded
+    import_gradio()  # if it is missing, say so before any model is loaded
+    from mspcaps.app.server import start
+
     running = start(ModelStore([path.expanduser() for path in weights], choose_device(device)), host, port)
     print(f"The app is running at {running.url} until you press Ctrl-C.", flush=True)
     running.wait()

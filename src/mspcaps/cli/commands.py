@@ -29,8 +29,8 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
         device: cpu or cuda; default: the GPU if there is one.
         train: Whether to train as well, which takes about a minute; evaluating the shipped weights takes seconds.
     """
-    from mspcaps.report.quickstart import SHIPPED, shipped
-    from mspcaps.report.quickstart import quickstart as run
+    from mspcaps.quickstart import SHIPPED, shipped
+    from mspcaps.quickstart import quickstart as run
 
     ready = shipped(out, device)
     print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")
@@ -302,24 +302,16 @@ def log(line: str) -> None:
     print(f"{line} ...", flush=True)
 
 
-def report(
-    results: Path = Path("results"),
-    out: Path = Path("docs/results.md"),
-    page: Path = Path("runs/report/index.html"),
-    readme: Maybe[Path] = None,
-) -> None:
-    """Write the paper's tables with our runs next to the published figures, as Markdown and as an HTML page.
+def report(results: Path = Path("results"), out: Path = Path("runs/report")) -> None:
+    """Turn the runs of a ledger into tables and curves: a page with contents, and the tables as Markdown.
 
     Args:
-        results: Folder of the ledger.
-        out: Markdown file to write; ablations.md (with its plots) and speed.md are written to the same folder.
-        page: HTML page to write.
-        readme: Also update the main table between the markers in this file.
+        results: Folder of the results.
+        out: Folder for index.html and report.md; nothing is written elsewhere.
     """
-    from mspcaps.report.markdown import summary
-    from mspcaps.report.results import write_report
+    from mspcaps.report import write_report
 
-    print(summary(write_report(results, out, page, readme)))
-    print(f"\nMarkdown:  {out}, with ablations.md and speed.md beside it\nPage:      {page.resolve()}")
-    if readme:
-        print(f"README:    {readme}")
+    groups = write_report(results, out)
+    runs = sum(len(group.runs) + len(group.repeats) for group in groups)
+    print(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
+    print(f"Tables:    {out / 'report.md'}")

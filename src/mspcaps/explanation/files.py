@@ -10,20 +10,20 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from mspcaps.data import find_pictures, read_picture
 from mspcaps.errors import MspcapsError
-from mspcaps.explanation.explanation import explain, explainable
-from mspcaps.explanation.page import KEY_WITHIN, key_tag, render
+from mspcaps.explanation.analysis import explain
+from mspcaps.explanation.view import render_page
 from mspcaps.files import to_utf8, write_atomically
-from mspcaps.models import config_of
+from mspcaps.models import Model, config_of
 
-LONGEST = 180  # bytes of a page's name
+MAX_NAME = 180  # bytes of a page's name
+KEY_WITHIN = 1000  # bytes of a page, from its beginning, that hold its key
 
 
 @dataclass(frozen=True)
-class Written:
+class PageResult:
     """The page of one picture and its answer, or the sentence that says why there is none."""
 
     picture: Path
@@ -33,11 +33,10 @@ class Written:
 
 
 def write_pages(
-    model: nn.Module, paths: Iterable[str | Path], out: Path, label: str | None = None,
+    model: Model, paths: Iterable[str | Path], out: Path, label: str | None = None,
     progress: Callable[[str, int, int], None] = lambda picture, done, of: None, seen_by: str = "",
-) -> Iterator[Written]:  # fmt: skip
+) -> Iterator[PageResult]:  # fmt: skip
     """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
-    model = explainable(model)
     config = config_of(model)
     if config["in_chans"] not in (1, 3):
         raise MspcapsError(f"the model takes images with {config['in_chans']} channels, but pictures have 1 or 3")
@@ -47,20 +46,20 @@ def write_pages(
                 raise MspcapsError(refusal)
             pixels = torch.from_numpy(read_picture(path, config["img_size"], config["in_chans"]))
         except MspcapsError as error:
-            yield Written(path, error=str(error))
+            yield PageResult(path, error=str(error))
             continue
-        name = shown_name(path)
+        name = display_name(path)
         found = explain(model, pixels[None].float() / 255, partial(progress, name))
-        asked = found.number_of(0, label)
+        asked = found.class_number(0, label)
         key = page_key(path, label)
         page = free_page(out, page_name(path, label), key)
-        write_atomically(page, render(found, 0, name, seen_by or config["name"], asked, key))
-        told = dict.fromkeys((int(found.ranking[0, 0]), asked))  # the winner, and what was asked about
-        answer = ", ".join(f"{found.classes[number]} {float(found.lengths[0, number]):.3f}" for number in told)
-        yield Written(path, page, answer)
+        write_atomically(page, render_page(found, 0, name, seen_by or config["name"], asked, key))
+        named = dict.fromkeys((int(found.ranking[0, 0]), asked))  # the winner, and what was asked about
+        answer = ", ".join(f"{found.classes[number]} {float(found.presence[0, number]):.3f}" for number in named)
+        yield PageResult(path, page, answer)
 
 
-def shown_name(picture: Path) -> str:
+def display_name(picture: Path) -> str:
     """ship/0.png: pictures of different classes are often called alike."""
     folder = picture.parent.name
     return to_utf8(f"{folder}/{picture.name}" if folder.strip(".") else picture.name)
@@ -72,9 +71,9 @@ def page_name(picture: Path, label: str | None = None) -> str:
     folder = picture.parent.name
     name = to_utf8(f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem)
     name += "-" + re.sub(r"[^\w.-]", "_", label) if label else ""
-    if len(name.encode()) <= LONGEST:
+    if len(name.encode()) <= MAX_NAME:
         return name
-    return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    return f"{name.encode()[:MAX_NAME].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def page_key(picture: Path, label: str | None = None) -> str:
@@ -85,12 +84,12 @@ def page_key(picture: Path, label: str | None = None) -> str:
 def free_page(out: Path, name: str, key: str) -> Path:
     """name.html, name-2.html, ...: the first that is about this very picture or not there yet."""
     pages = (out / f"{name}{f'-{number}' if number > 1 else ''}.html" for number in count(1))
-    return next(page for page in pages if not os.path.lexists(page) or is_about(page, key))
+    return next(page for page in pages if not os.path.lexists(page) or has_key(page, key))
 
 
-def is_about(page: Path, key: str) -> bool:
+def has_key(page: Path, key: str) -> bool:
     try:
         with page.open("rb") as file:
-            return key_tag(key).encode() in file.read(KEY_WITHIN)
+            return f'content="{key}"'.encode() in file.read(KEY_WITHIN)
     except OSError:
         return False

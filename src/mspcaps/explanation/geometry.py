@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.grouping import group_fine
+from mspcaps.capsules.routing.cross_agreement import group_fine
 
 
 class Rect(NamedTuple):
@@ -20,10 +20,10 @@ class Rect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """One of the model's scales: the grid of its capsules, and how many pixels one cell of it is wide.
+    """One scale: the grid of its patches, and how many pixels one cell of it is wide.
 
-    The cell is the patch of p x p numbers of the feature map times the stride of that map. What the capsule can see,
-    its receptive field, is larger: every convolution on the way adds a margin.
+    Where capsules are cut from patches of p x p numbers of a feature map, a cell is p times the stride of that map.
+    What the capsule can see, its receptive field, is larger: every convolution on the way adds a margin.
     """
 
     cell: int  # pixels: the patch times the stride of its feature map
@@ -39,6 +39,14 @@ class Scale(NamedTuple):
         row, column = self.place(index)
         top, left = row * self.cell, column * self.cell
         return Rect(top, left, min(top + self.cell, self.img_size[0]), min(left + self.cell, self.img_size[1]))
+
+    def inside(self, rect: Rect) -> list[int]:
+        """The patches that begin in this rectangle, the last one if it lies beyond them all."""
+        rows, columns = (
+            range(min(-(-first // self.cell), count - 1), min(-(-end // self.cell), count))
+            for first, end, count in zip(rect[:2], rect[2:], self.grid, strict=True)
+        )
+        return [row * self.grid[1] + column for row in rows for column in columns]
 
     def owners(self) -> Tensor:
         """int64 [H, W]: the patch each pixel belongs to; the border that patches of 3 drop goes with its neighbour."""
@@ -60,6 +68,12 @@ class Scale(NamedTuple):
         density = values.reshape(-1, rows, columns) / area
         density = density.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)[:, :height, :width]
         return F.pad(density, (0, width - density.shape[2], 0, height - density.shape[1]))
+
+
+def default_scales(img_size: tuple[int, int]) -> list[Scale]:
+    """For a model that has no patches of its own: at most 8, 4 and 2 of them along the longer side."""
+    cells = dict.fromkeys(-(-max(img_size) // count) for count in (8, 4, 2))
+    return [Scale(cell, (-(-img_size[0] // cell), -(-img_size[1] // cell)), img_size) for cell in cells]
 
 
 def members(fine: Grid, coarse: Grid) -> Tensor:

@@ -1,15 +1,18 @@
-"""How much each patch of each scale has to do with every class.
+"""How much each patch of each scale has to do with every class. Any model will do: only its scores are asked for.
 
 Begin with a blank image of the mean colour and uncover the patches of one scale one after another. What patch i adds to
-the length of class capsule j before squash when its turn comes, meaned over orders, is its effect:
+the evidence v for class j when its turn comes, averaged over orders, is its effect:
 
-    e[i, j] = mean over orders of  |s_j|(patches before i, and i)  -  |s_j|(patches before i)
+    e[i, j] = mean over orders of  v_j(patches before i, and i)  -  v_j(patches before i)
 
-Over all orders this is the Shapley value of the patch, which is worked out exactly where patches are FEW. Of more it
-is the mean over ORDERS of them, half drawn once and for all, half the same ones backwards, so that what is early in one
-is late in another. Whatever the orders, the effects of a scale add up exactly to |s_j| of the image less |s_j| of the
-blank one, and no slope is taken anywhere: the maximum in the routing and the ReLUs before it count for what they do,
-not for what they would do to an infinitely small change.
+The evidence is the length |s_j| of the class capsule before squash, or for a model that gives logits, the logit less
+the mean of all logits.
+
+Over all orders this is the Shapley value of the patch, which is computed exactly up to EXACT_PATCHES. For more it is
+the mean over ORDERS of them, half drawn once and for all, half the same ones backwards, so that what is early in one is
+late in another. Whatever the orders, the effects of a scale add up exactly to the evidence in the image less that in
+the blank one, and no derivative is taken anywhere: the maximum in the routing and the ReLUs before it count for what
+they do, not for what they would do to an infinitely small change.
 
 The scales are asked apart, since their patches overlap: a whole on each level. One pass answers for all classes.
 docs/explain.md has this measured against other ways.
@@ -21,20 +24,27 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mspcaps.explanation.blocks import run_routing
 from mspcaps.explanation.geometry import Scale
-from mspcaps.models.mspcaps import MSPCaps
+from mspcaps.models import Model
 
 Progress = Callable[[int, int], None]  # passes done, passes in all
-FEW = 4  # patches: all their subsets take hardly more passes than ORDERS orders
+EXACT_PATCHES = 4  # all their subsets take hardly more passes than ORDERS orders
 ORDERS = 4  # more are better and cost as much again; an even number, see orders_of
-PIXELS = 32 * 32 * 32  # in one pass through the model: more would take more memory and hardly less time
+MAX_PIXELS = 32 * 32 * 32  # in one pass through the model: more would take more memory and hardly less time
+LONGEST = 1 - 1e-6  # of a capsule: the way back from 1 would be infinite
 
 
-@torch.no_grad()
-def class_norms(model: MSPCaps, x: Tensor) -> Tensor:
-    """Images [b, c, h, w] -> lengths of the class capsules before squash, [b, K]."""
-    return run_routing(list(model.routing), model.forward_features(x))[-1].norms
+def evidence(model: Model, scores: Tensor) -> Tensor:
+    """Scores [b, K] -> [b, K], without an upper end."""
+    if model.scores == "logits":
+        return scores - scores.mean(1, keepdim=True)
+    scores = scores.clamp(0, LONGEST)  # squash makes l = |s|^2 / (1 + |s|^2) of |s|; this is the way back
+    return (scores / (1 - scores)).sqrt()
+
+
+def mean_image(model: Model, x: Tensor) -> Tensor:
+    """Like x [b, c, h, w], but all of the mean colour."""
+    return torch.tensor(model.config["mean"], dtype=x.dtype, device=x.device).view(-1, 1, 1).expand_as(x)
 
 
 def orders_of(n: int, count: int) -> Iterator[Tensor]:
@@ -46,46 +56,48 @@ def orders_of(n: int, count: int) -> Iterator[Tensor]:
         yield order.flip(0)
 
 
+@torch.no_grad()
 def effects(
-    model: MSPCaps, x: Tensor, scales: Sequence[Scale], orders: int = ORDERS, progress: Progress = lambda done, of: None
+    model: Model, x: Tensor, scales: Sequence[Scale], orders: int = ORDERS, progress: Progress = lambda done, of: None
 ) -> list[Tensor]:
     """Images [b, c, h, w], a model in evaluation mode -> [b, n_i, K] of every scale."""
-    blank = model.normalize.mean.expand_as(x)
-    ends = class_norms(model, blank[:1]).expand(len(x), -1), class_norms(model, x)  # nothing shown, all shown
-    together = max(1, PIXELS // (len(x) * x.shape[2] * x.shape[3]))
+    blank = mean_image(model, x)
+    nothing, everything = (evidence(model, model(shown)) for shown in (blank[:1], x))
+    nothing = nothing.expand_as(everything)
+    together = max(1, MAX_PIXELS // (len(x) * x.shape[2] * x.shape[3]))
     counts = [scale.grid[0] * scale.grid[1] for scale in scales]
-    passed, passes = 0, sum(2**n - 2 if n <= FEW else orders * (n - 1) for n in counts)
+    passed, passes = 0, sum(2**n - 2 if n <= EXACT_PATCHES else orders * (n - 1) for n in counts)
 
-    def norms(shown: Tensor, owners: Tensor) -> Tensor:
-        """Which patches are shown, bool [s, n], nothing first and all last -> lengths before squash, [s, b, K]."""
+    def values(shown: Tensor, owners: Tensor) -> Tensor:
+        """Which patches are shown, bool [s, n], nothing first and all last -> the evidence, [s, b, K]."""
         nonlocal passed
         between = []
         for part in shown[1:-1].split(together):
             if len(part):  # not with a single patch
                 images = torch.where(part[:, owners][:, None, None], x, blank)  # [s, b, c, h, w]
-                between.append(class_norms(model, images.flatten(0, 1)).unflatten(0, (len(part), -1)))
+                between.append(evidence(model, model(images.flatten(0, 1))).unflatten(0, (len(part), -1)))
                 passed += len(part)
                 progress(passed, passes)
-        return torch.cat([ends[0][None], *between, ends[1][None]])
+        return torch.cat([nothing[None], *between, everything[None]])
 
     found = []
     for scale, n in zip(scales, counts, strict=True):
         owners = scale.owners().to(x.device)  # [h, w]
-        if n <= FEW:
+        if n <= EXACT_PATCHES:
             subsets = torch.arange(2**n)[:, None] >> torch.arange(n) & 1 == 1
-            total = shapley(subsets, norms(subsets.to(x.device), owners))
+            total = shapley(subsets, values(subsets.to(x.device), owners))
         else:
-            total = torch.zeros(n, *ends[0].shape, device=x.device)  # [n, b, K]
+            total = torch.zeros(n, *everything.shape, device=x.device)  # [n, b, K]
             for order in orders_of(n, orders):
                 shown = order.argsort() < torch.arange(n + 1)[:, None]
-                total[order.to(x.device)] += norms(shown.to(x.device), owners).diff(dim=0) / orders
+                total[order.to(x.device)] += values(shown.to(x.device), owners).diff(dim=0) / orders
         found.append(total.transpose(0, 1))
     return found
 
 
 def shapley(subsets: Tensor, values: Tensor) -> Tensor:
     """All subsets of n patches, bool [2^n, n] in the order of their binary numbers, with values [2^n, ...] -> [n, ...]:
-    what each patch adds, meaned over all orders."""
+    what each patch adds, averaged over all orders."""
     n, sizes = subsets.shape[1], subsets.sum(1).tolist()
     found = []
     for i in range(n):

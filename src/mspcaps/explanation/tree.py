@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mspcaps.capsules import CrossAgreementRouting
-from mspcaps.explanation.blocks import Block
+from mspcaps.capsules import RoutingState, length
 from mspcaps.explanation.geometry import Rect, Scale, members
 
 
@@ -23,7 +22,7 @@ class Node:
     coupling: float | None = None  # share of this coarse capsule among its siblings
     contribution: float | None = None  # to the length of the capsule above before squash; siblings add up to it
     agreement: float | None = None  # of this fine capsule with the coarse capsule above it: the highest of its group
-    effect: float | None = None  # of a patch's pixels on the class; see explain/heat.py
+    effect: float | None = None  # of a patch's pixels on the class; see heat.py
     length: float | None = None  # of a class or middle capsule, before squash
     children: "tuple[Node, ...]" = ()
 
@@ -34,73 +33,85 @@ class Node:
             yield from child.walk()
 
 
+def patch_node(
+    scale: Scale, level: int, index: int, effect: float, coupling: float | None = None,
+    contribution: float | None = None, agreement: float | None = None, children: tuple[Node, ...] = (),
+) -> Node:  # fmt: skip
+    return Node(
+        "patch", index, level, scale.place(index), scale.rect(index), coupling, contribution, agreement, effect,
+        children=children,
+    )  # fmt: skip
+
+
 def strongest(nodes: Sequence[Node], count: int) -> list[Node]:
     """Those with the largest effects on the class, the largest first."""
     return sorted(nodes, key=lambda node: -(node.effect or 0.0))[:count]
 
 
+def strongest_parts(patches: Sequence[Sequence[Node]], scales: Sequence[Scale], count: int = 3) -> list[Node]:
+    """Of all patches, finest scale first, those with the largest effects: one coarse, `count` middle ones, and of the
+    fine patches in each of these one; of two scales one coarse and one fine in it. Coarse first, so that the finer are
+    drawn over it."""
+    top = strongest(patches[-1], 1)
+    if len(patches) == 1:
+        return top
+    middle = strongest(patches[1], count) if len(patches) > 2 else []
+    inner = []
+    for node in middle or top:
+        assert node.rect is not None
+        inner += strongest([patches[0][index] for index in scales[0].inside(node.rect)], 1)
+    return [*top, *middle, *inner]
+
+
 @dataclass(frozen=True)
 class TreeBuilder:
-    """Grows the tree of image b; `effects` [n_i] of every scale are those of the class asked for."""
+    """Grows the tree of one image; `effects` [n_i] of every scale are those of the class asked for.
 
-    routing: Sequence[nn.Module]
-    blocks: Sequence[Block]
+    The first block routes from the two finest scales, every other one from what the block before it found and the next
+    coarser scale.
+    """
+
+    routing: Sequence[RoutingState]
     scales: Sequence[Scale]
     effects: Sequence[Tensor]
-    b: int
-
-    def parts(self, count: int = 3) -> list[Node]:
-        """The patches with the largest effects: one coarse, some middle ones, and of the fine patches in each of these
-        one; of two scales one coarse and one fine in it. Coarse first, so that the finer are drawn over it."""
-        every = [[self.patch(scale, index) for index in range(len(found))] for scale, found in enumerate(self.effects)]
-        top = strongest(every[-1], 1)
-        if len(every) == 1:
-            return top
-        middle = strongest(every[1], count) if len(every) == 3 else []
-        below = members(self.scales[0].grid, self.scales[1].grid).tolist()
-        inner = [strongest([every[0][number] for number in below[node.index]], 1)[0] for node in middle or top]
-        return [*top, *middle, *inner]
+    image: int
 
     def tree(self, label: int) -> Node:
-        norm = float(self.blocks[-1].norms[self.b, label])
-        return Node("class", label, length=norm, children=self.coarse(len(self.blocks) - 1, label))
+        length, children = self.coarse(len(self.routing) - 1, label)
+        return Node("class", label, length=length, children=children)
 
-    def coarse(self, block: int, j: int) -> tuple[Node, ...]:
-        """All coarse capsules that vote for output j of a block, the largest contribution first."""
-        scale = len(self.scales) - 1 if block == len(self.blocks) - 1 else 1
-        couplings = self.blocks[block].couplings[:, self.b, j].tolist()
-        contributions = self.blocks[block].contributions[:, self.b, j].tolist()
-        order = sorted(range(len(couplings)), key=lambda k: -contributions[k])
-        return tuple(
-            self.patch(
-                scale, k, coupling=couplings[k], contribution=contributions[k], children=(self.fine(block, k, j),)
+    def coarse(self, block: int, j: int) -> tuple[float, tuple[Node, ...]]:
+        """The length of output j of a block before squash, and all coarse capsules that vote for it, the largest
+        contribution first."""
+        level = len(self.scales) - 1 if block == len(self.routing) - 1 else block + 1
+        couplings, contributions = vote_shares(self.routing[block], self.image, j)
+        order = contributions.argsort(descending=True).tolist()
+        nodes = tuple(
+            patch_node(
+                self.scales[level], level, k, float(self.effects[level][k]), float(couplings[k]),
+                float(contributions[k]), children=(self.fine(block, k, j),),
             )
             for k in order
-        )
+        )  # fmt: skip
+        return float(contributions.sum()), nodes
 
     def fine(self, block: int, k: int, j: int) -> Node:
         """Of the fine capsules under k the one that agrees most: a middle capsule or a fine patch."""
-        routing = self.routing[block]
-        assert isinstance(routing, CrossAgreementRouting)
-        agreements = self.blocks[block].agreements[k, self.b, :, j]  # [m]
+        state = self.routing[block]
+        assert state.fine_agreements is not None and state.grids is not None
+        agreements = state.fine_agreements[k, self.image, :, j]  # [m]
         m = int(agreements.argmax())
-        number, agreement = int(members(routing.fine, routing.coarse)[k, m]), float(agreements[m])
+        number, agreement = int(members(*state.grids)[k, m]), float(agreements[m])
         if block == 0:
-            return self.patch(0, number, agreement=agreement)
-        norm = float(self.blocks[0].norms[self.b, number])
-        return Node("middle", number, agreement=agreement, length=norm, children=self.coarse(0, number))
+            return patch_node(self.scales[0], 0, number, float(self.effects[0][number]), agreement=agreement)
+        length, children = self.coarse(block - 1, number)
+        return Node("middle", number, agreement=agreement, length=length, children=children)
 
-    def patch(
-        self,
-        scale: int,
-        index: int,
-        coupling: float | None = None,
-        contribution: float | None = None,
-        agreement: float | None = None,
-        children: tuple[Node, ...] = (),
-    ) -> Node:
-        where = self.scales[scale]
-        return Node(
-            "patch", index, scale, where.place(index), where.rect(index), coupling, contribution, agreement,
-            effect=float(self.effects[scale][index]), children=children,
-        )  # fmt: skip
+
+def vote_shares(state: RoutingState, image: int, j: int) -> tuple[Tensor, Tensor]:
+    """-> couplings [k] of those that vote for output j, and their contributions [k]: the votes times the couplings,
+    along the direction of the output s_j = sum_k c[j,k] U[j,k]. They add up to |s_j|; who votes against what the others
+    agree on has a negative one."""
+    couplings, votes = state.couplings[:, image, j], state.votes[-1][:, image, j]  # [k], [k, e]
+    output = couplings @ votes
+    return couplings, couplings * (votes @ (output / length(output)))

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from html import escape
 
+from markupsafe import Markup
+
 from mspcaps.explanation.drawing import kind_of, rectangle
 from mspcaps.explanation.tree import Node, strongest
+from mspcaps.pages import signed
 
 ROWS, TWIGS = 4, 3  # coarse patches drawn, and patches of each middle capsule
 TOP, GAP = 64, 26
@@ -38,7 +41,7 @@ class Drawer:
         return height * self.size[1] / max(self.size)
 
 
-def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> str:
+def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> Markup:
     """The coarse patches with the largest effects, and under each the patches that add most to its middle capsule."""
     drawer = Drawer(size, scales)
     chosen = strongest(root.children, ROWS)
@@ -61,7 +64,9 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> s
     )
     width = WIDTH if deep else X_MIDDLE + 250
     label = escape(f"The part-whole tree of {name}")
-    return f'<svg class="tree" viewBox="0 0 {width} {total}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return Markup(
+        f'<svg class="tree" viewBox="0 0 {width} {total}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    )
 
 
 def heads(root: Node, chosen: list[Node], deep: bool) -> str:
@@ -143,10 +148,6 @@ def edge(x1: float, y1: float, x2: float, y2: float, node: Node) -> str:
     width = 1.5 + 14 * (node.coupling or 0.0)
     path = f"M{x1:.1f} {y1:.1f}C{bend:.1f} {y1:.1f} {bend:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
     return f'<path class="edge {kind}" stroke-width="{width:.1f}" d="{path}"/>'
-
-
-def signed(value: float | None) -> str:
-    return f"{round(value or 0.0, 2) + 0.0:+.2f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
 
 
 def extent(node: Node) -> str:

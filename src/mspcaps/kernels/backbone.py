@@ -1,7 +1,7 @@
 """The MSRB backbone in training mode as one operator with a backward pass written by hand.
 
 It computes what the `ResidualBlock`s of `models.mspcaps` and the average pooling of PatchifyCaps compute. cuDNN does
-the convolutions (the first, of few channels, is a product with image patches), the kernels of `batchnorm` the rest.
+the convolutions (the first, of few channels, is a product with image patches), the kernels of `maps` the rest.
 The maps are NHWC in memory; the precision is that of x, the vectors of BatchNorm are fp32.
 
 The operator returns the batch's statistics and `backbone` moves the running ones: an operator that changes its
@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mspcaps.kernels import batchnorm
-from mspcaps.kernels.batchnorm import GradSources, Norm
-from mspcaps.kernels.conv import narrow, narrow_conv
+from mspcaps.kernels import maps
+from mspcaps.kernels.maps import GradSources, Norm, narrow, narrow_conv
 
-FEW = 4  # input channels up to which the first convolution is a product with image patches
+MAX_PATCH_CHANNELS = 4  # input channels up to which the first convolution is a product with image patches
 
 
 def supported(x: Tensor, channels: Sequence[int], strides: Sequence[int], pools: Sequence[bool], patch: int) -> bool:
@@ -27,7 +26,7 @@ def supported(x: Tensor, channels: Sequence[int], strides: Sequence[int], pools:
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x.ndim != 4 or x.numel() == 0:
         return False
     b, few, h, w = x.shape
-    if few <= FEW and b * h * w * -(-9 * few // 8) * 8 >= 2**31:  # its patches
+    if few <= MAX_PATCH_CHANNELS and b * h * w * -(-9 * few // 8) * 8 >= 2**31:  # its patches
         return False
     for c, stride, pool in zip(channels, strides, pools, strict=True):
         h, w = -(-h // stride), -(-w // stride)
@@ -80,7 +79,7 @@ def backbone_forward(
         for i, weight in enumerate(weights):
             shift = None
             if i == 0 and few_channels(x, strides):
-                patches, padded = batchnorm.image_patches(x, weight)
+                patches, padded = maps.image_patches(x, weight)
                 y = torch.bmm(patches, padded.t().expand(len(x), -1, -1)).view(len(x), *x.shape[2:], -1)
             elif i > 0 and narrow(weight):
                 shift = shifts[i]
@@ -89,7 +88,7 @@ def backbone_forward(
                 y = nhwc(conv(x if i == 0 else nchw(outs[-1]), weight, strides[i]))
             norm = Norm(y, means[i], rstds[i], gammas[i], betas[i])
             residual, window = outs[-1] if shortcuts[i] else None, patch if pools[i] else 0
-            out, averages = batchnorm.normalised(norm, variances[i], sums[i], shift, residual, window, eps)
+            out, averages = maps.normalised(norm, variances[i], sums[i], shift, residual, window, eps)
             ys.append(y)
             outs.append(out)
             if averages is not None:
@@ -139,9 +138,9 @@ def backbone_backward(
             source = GradSources(above, skip, capsules, patch, outs[i] if shortcuts[i] else None)
             # Worth a write where the sum is needed again whole, or stands for two maps.
             keep = shortcuts[i] or (above is not None and skip is not None)
-            source = batchnorm.gradient_sums(norm, source, products[i], d_betas[i], keep)
+            source = maps.gradient_sums(norm, source, products[i], d_betas[i], keep)
             in_place = not shortcuts[i]
-            dy = batchnorm.gradient_through_norm(norm, source, products[i], d_gammas[i], d_betas[i], in_place)
+            dy = maps.gradient_through_norm(norm, source, products[i], d_gammas[i], d_betas[i], in_place)
             skip = source.above if shortcuts[i] else None
             below = x if i == 0 else nchw(outs[i - 1])
             if i == n - 1:
@@ -233,7 +232,7 @@ class SideStream:
 
 
 def few_channels(x: Tensor, strides: list[int]) -> bool:
-    return x.shape[1] <= FEW and strides[0] == 1
+    return x.shape[1] <= MAX_PATCH_CHANNELS and strides[0] == 1
 
 
 def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:

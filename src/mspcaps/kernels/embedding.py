@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mspcaps.kernels import power_of_two
+from mspcaps.kernels.maps import power_of_two
 
-MOST_D = 256  # capsule dimension that one tile holds
+MAX_CAPS_DIM = 256  # capsule dimension that one tile holds
 PROGRAMS = 128  # to aim for, so that a GPU has something to do for most of its multiprocessors
 
 
 def supported(averages: Sequence[Tensor], dims: Sequence[int]) -> bool:
     """Whether the kernels take patch averages [b, n, c] of this precision and capsules of these dimensions."""
     known = (torch.float32, torch.bfloat16, torch.float16)
-    return max(dims) <= MOST_D and all(u.dtype in known and 0 < u.numel() < 2**31 for u in averages)
+    return max(dims) <= MAX_CAPS_DIM and all(u.dtype in known and 0 < u.numel() < 2**31 for u in averages)
 
 
 def embed(
@@ -39,7 +39,7 @@ def embed_forward(
     gammas: list[Tensor], betas: list[Tensor], eps: float,
 ) -> list[Tensor]:  # fmt: skip
     """-> the capsules, then for the backward pass their normed values [b n, d] and 1 / deviation [b n], in fp32."""
-    from mspcaps.kernels.triton_embedding import embed_forward as kernel
+    from mspcaps.kernels.triton_kernels import embed_forward as kernel
 
     out, normed, rstd = empty_results(averages, weights)
     for i, x in enumerate(averages):
@@ -67,7 +67,7 @@ def embed_backward(
 ) -> list[Tensor]:  # fmt: skip
     """-> per scale the gradient of its averages; then those of all weights and positions, flat and in the precision of
     the averages; then those of all biases, gammas and betas, flat and in fp32."""
-    from mspcaps.kernels.triton_embedding import embed_backward as kernel
+    from mspcaps.kernels.triton_kernels import embed_backward as kernel
 
     d_averages, matrices, vectors = empty_gradients(averages, weights)
     total = matrices.new_zeros(matrices.numel() + vectors.numel(), dtype=torch.float32)

@@ -2,12 +2,12 @@
 
 from mspcaps.models import controls, mspcaps, resnet
 from mspcaps.models.factory import as_model, create_model, list_models, load_model
-from mspcaps.models.model import Criterion, Model, Task, param_groups
-from mspcaps.models.pretrained import class_names, config_of, save_weights, unwrapped
+from mspcaps.models.model import Criterion, Model, Task, class_names, config_of, param_groups, unwrapped
 from mspcaps.models.registry import check_name, model_options, register_model
 from mspcaps.models.shipped import Card, list_pretrained, read_card, weights_path
 from mspcaps.models.summary import Summary, summarize
 from mspcaps.models.transfer import Transfer, transfer
+from mspcaps.models.weights_file import save_weights
 
 __all__ = [
     "Card", "Criterion", "Model", "Summary", "Task", "Transfer", "as_model", "check_name", "class_names", "config_of",

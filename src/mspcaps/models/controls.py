@@ -6,6 +6,7 @@ mspcaps_t_linear_margin 323,306.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,15 @@ class LinearHead(Model):
     def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> class scores [b, num_classes], before the softmax."""
         return self.head(torch.cat([u.flatten(1) for u in features], dim=1))
+
+    def tensor_places(self) -> dict[str, Any]:
+        return {"head.weight": self.grids}
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w] and average.i [b, n, c] of every scale."""
+        maps = self.backbone(self.normalize(x))
+        named = {f"map.{i}": f for i, f in enumerate(maps)}
+        return named | {f"average.{i}": u for i, u in enumerate(self.patchify(maps))}
 
     def get_classifier(self) -> nn.Module:
         return self.head

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.models import pretrained as files
-from mspcaps.models.model import Model
-from mspcaps.models.registry import ImageSize, build_model, check_name, registered_models
+from mspcaps.models.layers import use_channels_last
+from mspcaps.models.model import ImageSize, Model
+from mspcaps.models.registry import build_model, check_name, registered_models
 from mspcaps.models.shipped import default_weights, find_weights, list_pretrained, weights_path
 from mspcaps.models.transfer import transfer
+from mspcaps.models.weights_file import load_state, read_weights
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -50,7 +51,7 @@ def create_model(
     if pretrained is False:
         return build_model(name, **given)
     path = default_weights(name) if pretrained is True else find_weights(name, pretrained)
-    trained = files.load_model(path)
+    trained = load_file(path)
     config = trained.config
     if config["name"] != name:
         raise MspcapsError(f"{pretrained} holds weights of {config['name']}, not of {name}")
@@ -72,7 +73,20 @@ def load_model(name_or_path: str | Path) -> Model:
     if name_or_path in registered_models() and not Path(name_or_path).exists():
         choices = ", ".join([*list_pretrained(f"{name_or_path}.*"), "a .safetensors file"])
         raise MspcapsError(f"{name_or_path} is a model, but weights are needed here: {choices}")
-    return files.load_model(weights_path(name_or_path))
+    return load_file(weights_path(name_or_path))
+
+
+def load_file(path: Path) -> Model:
+    """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
+    header, tensors = read_weights(path)
+    try:
+        model = build_model(**header.pop("model"))
+    except MspcapsError as error:
+        raise MspcapsError(f"{path}: {error}") from error
+    load_state(model, model.upgrade_state(tensors), path)
+    use_channels_last(model)
+    model.metadata = header
+    return model.eval()
 
 
 def as_model(model: nn.Module | str | Path) -> nn.Module:

@@ -104,6 +104,8 @@ def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
     """A block of a backbone; with checkpointing nothing inside it is kept for the backward pass."""
     if not (checkpointing and block.training):
         return block(x)
+    if torch.compiler.is_compiling():  # a compiled graph changes buffers in its forward half only
+        return checkpoint(block, x, use_reentrant=False)
     first_and_second = lambda: (contextlib.nullcontext(), fixed_statistics(block))  # noqa: E731
     return checkpoint(block, x, use_reentrant=False, context_fn=first_and_second)
 
@@ -146,3 +148,53 @@ def use_channels_last(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+WORD = 0xFFFFFFFF  # 32 bits: a product with a constant below 2^31 then fits into int64, whose overflow C++ leaves open
+
+
+class Dropout(nn.Module):
+    """Sets a fraction p of all elements to zero in training and scales the rest by 1 / (1 - p).
+
+    The mask is a hash of (key, element number): the same in every engine, on every device and after resuming. The
+    training step sets `key` from (seed, epoch, step, layer) and `share` to the rank of the process, whose part of the
+    batch, along the first axis, the elements are. Who trains by other means sets a new `key` before every step.
+    """
+
+    key: Tensor
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise MspcapsError(f"the dropout rate is {p}, but must be at least 0 and below 1")
+        self.p, self.share = p, 0
+        self.register_buffer("key", torch.zeros(1, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        numbers = torch.arange(x.numel(), device=x.device) + self.share * x.numel()
+        drawn = hash_words(self.key, numbers).view(x.shape)  # row by row, however the memory is laid out
+        return torch.where(drawn >= round(self.p * 2**32), x / (1 - self.p), 0.0)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def hash_words(key: Tensor, numbers: Tensor) -> Tensor:
+    """key int64 [1], numbers int64 [n] -> evenly distributed numbers below 2^32, int64 [n]."""
+    return _mix(_mix((numbers ^ key) & WORD) ^ ((key >> 32) & WORD))
+
+
+def dropout_keys(epoch_key: Tensor, step: Tensor, layers: int) -> Tensor:
+    """Keys of all Dropout layers of a model in this step: int64 [layers]."""
+    numbers = torch.arange(2 * layers, device=step.device)
+    low, high = hash_words(hash_words(epoch_key, step) | (epoch_key >> 32 << 32), numbers).view(2, layers)
+    return low | (high >> 1) << 32
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Every bit of a 32-bit word depends on every bit of x: the finalizer of a hash, multiplications and shifts."""
+    x = (x ^ (x >> 16)) * 0x21F0AAAD & WORD
+    x = (x ^ (x >> 15)) * 0x735A2D97 & WORD
+    return x ^ (x >> 15)

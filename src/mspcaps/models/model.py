@@ -1,8 +1,10 @@
 """The contract: what a family declares, and all that the rest of the library knows about a model."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -14,17 +16,58 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import Normalize
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # see Model.criterion
+ImageSize = int | tuple[int, int]
+MAX_SIZE = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is built for; `create_model` has checked it."""
+    """What a model is built for; `make_task` has checked it."""
 
     num_classes: int
     in_chans: int
     img_size: tuple[int, int]  # height, width
     mean: tuple[float, ...]  # per channel: the normalisation inside the model
     std: tuple[float, ...]
+
+
+TASK = tuple(entry.name for entry in fields(Task))
+
+
+def make_task(
+    name: str, num_classes: int, in_chans: int, img_size: ImageSize, mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Task:  # fmt: skip
+    """Of whole numbers of a sensible size, with one mean and deviation per channel; anything else is refused."""
+    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
+        raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
+    size = int(sides[0]), int(sides[1])
+    for what, value in (("num_classes", num_classes), ("in_chans", in_chans), ("img_size", max(size))):
+        if isinstance(value, Integral) and value >= MAX_SIZE:
+            raise MspcapsError(f"{what} is {value}, but must be less than {MAX_SIZE}")
+    for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
+        if not isinstance(value, Integral):
+            raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
+        if value < least:
+            raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
+    num_classes, in_chans = int(num_classes), int(in_chans)
+    try:
+        means = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
+        deviations = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
+    except (TypeError, ValueError) as error:
+        raise MspcapsError(
+            f"mean and std must be lists of numbers, one per channel, not {mean!r} and {std!r}"
+        ) from error
+    if not all(map(math.isfinite, (*means, *deviations))):
+        raise MspcapsError(f"mean and std must be finite, not {means} and {deviations}")
+    if min(deviations, default=0) < 0:
+        raise MspcapsError(f"std is {deviations}, but a deviation cannot be negative")
+    if len(means) != in_chans or len(deviations) != in_chans:
+        raise MspcapsError(
+            f"mean and std need one value per channel: got {len(means)} and {len(deviations)} for {in_chans}"
+        )
+    return Task(num_classes, in_chans, size, means, deviations)
 
 
 class Model(nn.Module, ABC):
@@ -42,7 +85,7 @@ class Model(nn.Module, ABC):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.num_classes, self.in_chans, self.img_size = task.num_classes, task.in_chans, task.img_size
-        self.config = {entry.name: getattr(task, entry.name) for entry in fields(task)}
+        self.config = {name: getattr(task, name) for name in TASK}
         self.metadata = {}
         self.normalize = Normalize(task.mean, task.std, task.img_size)
         self.grad_checkpointing = False
@@ -85,6 +128,17 @@ class Model(nn.Module, ABC):
         """Side in pixels and grid of the patches of each scale, finest first; empty if capsules have no place."""
         return []
 
+    def tensor_places(self) -> dict[str, Any]:
+        """Name -> where the rows of a tensor belong, as far as its module says so (`tensor_places`). At another place
+        the same shape means something else: weights move to another image size only where places are equal, or both
+        are an OnGrid. None is a place that a module does not know: then it depends on the size of the image."""
+        return {
+            f"{path}.{name}": self.img_size if place is None else place
+            for path, module in self.named_modules()
+            if path and hasattr(module, "tensor_places")
+            for name, place in module.tensor_places().items()
+        }
+
     def get_classifier(self) -> nn.Module:
         """The module whose size depends on the number of classes."""
         raise MspcapsError(f"{type(self).__name__} does not say which of its modules is the classifier")
@@ -95,9 +149,11 @@ class Model(nn.Module, ABC):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for other classes, on the device and in the precision of the old one."""
+        task = {name: self.config[name] for name in TASK} | {"num_classes": num_classes}
+        num_classes = make_task(self.config["name"], **task).num_classes
         old = next(self.get_classifier().parameters())
         self.new_classifier(num_classes)
-        self.get_classifier().to(old.device, old.dtype)
+        self.get_classifier().to(old.device, old.dtype).train(self.training)
         self.num_classes = num_classes
         self.config = self.config | {"num_classes": num_classes}
         self.metadata = {key: value for key, value in self.metadata.items() if key != "classes"}
@@ -129,3 +185,35 @@ def param_groups(model: Model, weight_decay: float) -> list[dict[str, Any]]:
         ([p for name, p in named if name in spared], 0.0),
     )
     return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    if not isinstance(model, nn.Module):
+        raise MspcapsError(f"expected a model, not {model!r:.80}")
+    while inner := model._modules.get("_orig_mod") or (
+        None if hasattr(model, "config") else model._modules.get("module")
+    ):
+        model = inner
+    return model
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Name and sizes of a model that `create_model` or `load_model` made, however it was wrapped."""
+    config = getattr(unwrapped(model), "config", None)
+    if not isinstance(config, dict):
+        raise MspcapsError(
+            f"a {type(model).__name__} does not say which images it takes: use a model from create_model or load_model"
+        )
+    return config
+
+
+def class_names(model: nn.Module) -> tuple[str, ...]:
+    """Of a model of `load_model` as its file has them; of a new one the numbers."""
+    count = config_of(model)["num_classes"]
+    names = tuple(getattr(unwrapped(model), "metadata", {}).get("classes") or map(str, range(count)))
+    if len(names) != count:
+        raise MspcapsError(
+            f"model.metadata names {len(names)} classes, but the model has {count}: name each of them once"
+        )
+    return names

@@ -11,6 +11,7 @@ Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -203,6 +204,9 @@ class MSPCapsDR(MSPCaps):
         *per_scale, join = self.routing
         halved = [routing(capsules, states) for routing, capsules in zip(per_scale, u, strict=True)]
         return join(torch.cat(halved, dim=1), states)
+
+    def tensor_places(self) -> dict[str, Any]:
+        return super().tensor_places() | {f"routing.{i}.w": self.grids for i in range(len(self.routing))}
 
 
 def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:

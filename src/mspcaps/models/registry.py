@@ -2,28 +2,32 @@
 
 import fnmatch
 import inspect
-import math
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any, TypeVar
 
 from mspcaps.errors import MspcapsError, nearest
-from mspcaps.models.model import Model, Task
-
-ImageSize = int | tuple[int, int]
-LARGEST = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
-TASK = ("num_classes", "in_chans", "img_size", "mean", "std")
+from mspcaps.models.model import TASK, ImageSize, Model, make_task
 
 _builders: dict[str, Callable[..., Model]] = {}
 B = TypeVar("B", bound=Callable[..., Model])
 
 
 def register_model(function: B) -> B:
-    """Register a model under the name of the decorated function, which takes a Task and the options of the family,
-    keywords with defaults. Defining it again replaces it."""
+    """Register a model under the name of the decorated function: def NAME(task, *, option=default, ...) -> Model.
+
+    Options are bool, int, float or str. Defining the function again replaces it.
+    """
     name, known = function.__name__, _builders.get(function.__name__)
     if known is not None and home_of(known) != home_of(function):
         raise MspcapsError(f"there is already a model {name}, in {known.__module__}: give yours another name")
+    parameters = [*inspect.signature(function).parameters.values()]
+    if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        raise MspcapsError(f"{name} must take a task: def {name}(task, *, option=default)")
+    for p in parameters[1:]:
+        if p.kind is not p.KEYWORD_ONLY or type(p.default) not in (bool, int, float, str):
+            raise MspcapsError(
+                f"{p.name} of {name} must be a keyword whose default is a bool, an int, a float or a str"
+            )
     _builders[name] = function
     return function
 
@@ -82,45 +86,9 @@ def build_model(
     mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
     """
     options = check_options(name, options)
-    task = check_task(name, num_classes, in_chans, img_size, mean, std)
+    task = make_task(name, num_classes, in_chans, img_size, mean, std)
     model = _builders[name](task, **options)
     if not isinstance(model, Model):
         raise MspcapsError(f"the function {name} must return a mspcaps.models.Model, not a {type(model).__name__}")
     model.config = {"name": name, **model.config, **options}
     return model
-
-
-def check_task(
-    name: str, num_classes: int, in_chans: int, img_size: ImageSize, mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-) -> Task:  # fmt: skip
-    """Whole numbers of a sensible size, one mean and deviation per channel."""
-    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
-    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
-        raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
-    size = int(sides[0]), int(sides[1])
-    for what, value in (("num_classes", num_classes), ("in_chans", in_chans), ("img_size", max(size))):
-        if isinstance(value, Integral) and value >= LARGEST:
-            raise MspcapsError(f"{what} is {value}, but must be less than {LARGEST}")
-    for what, value, least in (("num_classes", num_classes, 2), ("in_chans", in_chans, 1)):
-        if not isinstance(value, Integral):
-            raise MspcapsError(f"{what} is {value!r}, but must be a whole number")
-        if value < least:
-            raise MspcapsError(f"{what} is {value}, but {name} needs at least {least}")
-    num_classes, in_chans = int(num_classes), int(in_chans)
-    try:
-        means = tuple(float(m) for m in mean) if mean is not None else (0.5,) * in_chans
-        deviations = tuple(float(s) for s in std) if std is not None else (0.5,) * in_chans
-    except (TypeError, ValueError) as error:
-        raise MspcapsError(
-            f"mean and std must be lists of numbers, one per channel, not {mean!r} and {std!r}"
-        ) from error
-    if not all(map(math.isfinite, (*means, *deviations))):
-        raise MspcapsError(f"mean and std must be finite, not {means} and {deviations}")
-    if min(deviations, default=0) < 0:
-        raise MspcapsError(f"std is {deviations}, but a deviation cannot be negative")
-    if len(means) != in_chans or len(deviations) != in_chans:
-        raise MspcapsError(
-            f"mean and std need one value per channel: got {len(means)} and {len(deviations)} for {in_chans}"
-        )
-    return Task(num_classes, in_chans, size, means, deviations)

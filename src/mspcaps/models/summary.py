@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mspcaps.models.pretrained import config_of
-from mspcaps.models.registry import ImageSize, build_model
+from mspcaps.models.model import ImageSize, config_of
+from mspcaps.models.registry import build_model
 
 
 @dataclass(frozen=True)

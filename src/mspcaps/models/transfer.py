@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps
-from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.patchify import Grid, OnGrid
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
-from mspcaps.models.layers import Normalize
-from mspcaps.models.pretrained import check_state, config_of, read_weights
+from mspcaps.models.model import Model
 from mspcaps.models.registry import build_model
+from mspcaps.models.weights_file import check_state, read_weights
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ class Transfer:
         return ", ".join(parts) + "; new: " + (", ".join(_lists(self.fresh)) or "none")
 
 
-def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) -> Transfer:
+def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> Transfer:
     """Give a new model the weights of a file as far as they fit; `source` is what the user called the file."""
     header, tensors = read_weights(path)
-    theirs, ours = header["model"], config_of(model)
+    theirs, ours = header["model"], model.config
     if theirs["name"] != ours["name"]:
         raise MspcapsError(
             f"{source} holds weights of {theirs['name']}, which {ours['name']} cannot start from: "
@@ -59,27 +58,29 @@ def transfer(model: nn.Module, path: Path, classes: Sequence[str], source: str) 
         old = build_model(**theirs)
     tensors = old.upgrade_state(tensors)
     check_state(old, tensors, path)
-    own_classes = list(header.get("classes", classes)) == list(classes) and theirs["num_classes"] == ours["num_classes"]
-    head = set() if own_classes else depends_on_classes(theirs)
-    own = {f"{name}.{b}" for name, m in model.named_modules() if isinstance(m, Normalize) for b in ("mean", "std")}
-    before, after = places(old), places(model)
+    same_classes = [*header.get("classes", classes)] == [*classes] and theirs["num_classes"] == ours["num_classes"]
+    head = set() if same_classes else depends_on_classes(theirs)
+    before, after = old.tensor_places(), model.tensor_places()
     state, taken, fitted, fresh = model.state_dict(), [], {}, {}
-    for name in sorted(state.keys() - own):
+    for name in sorted(state.keys() - {"normalize.mean", "normalize.std"}):
+        if name not in tensors:
+            fresh[name] = "other options"
+            continue
         tensor, wanted = tensors[name].to(state[name].dtype), state[name].shape
+        here, there = before.get(name), after.get(name)
         if name in head:
             fresh[name] = "other classes"
-        elif before.get(name) != after.get(name):
-            if name.endswith(".position"):
-                state[name] = on_grid(tensor, before[name], after[name])
-                fitted[name] = "interpolated"
-            else:
-                fresh[name] = "other grid"
-        elif tensor.shape == wanted:
+        elif here == there and tensor.shape == wanted:
             state[name] = tensor
             taken.append(name)
-        elif differs_in_channels(tensor.shape, wanted, theirs["in_chans"], ours["in_chans"]):
-            state[name] = tensor.sum(1, keepdim=True).expand(wanted) / ours["in_chans"]
-            fitted[name] = f"{theirs['in_chans']} to {ours['in_chans']} channels"
+        elif isinstance(here, OnGrid) and isinstance(there, OnGrid) and tensor.shape[1:] == wanted[1:]:
+            state[name] = interpolate(tensor, here, there)
+            fitted[name] = "interpolated"
+        elif here != there:
+            fresh[name] = "other grid"
+        elif differs_in_channels(tensor.shape, wanted, old.in_chans, model.in_chans):
+            state[name] = tensor.sum(1, keepdim=True).expand(wanted) / model.in_chans
+            fitted[name] = f"{old.in_chans} to {model.in_chans} channels"
         else:
             fresh[name] = "other shape"
     model.load_state_dict(state)
@@ -100,23 +101,7 @@ def depends_on_classes(config: dict[str, Any]) -> set[str]:
     return {name for name in one if one[name].shape != other[name].shape}
 
 
-def places(model: nn.Module) -> dict[str, Any]:
-    """Name -> the grid that the rows of a tensor lie on: the same shape on another grid means something else."""
-    found: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, PatchifyCaps):
-            found[f"{name}.position"] = module.grid
-        elif isinstance(module, CrossAgreementRouting):
-            window = (module.fine[0] // module.coarse[0], module.fine[1] // module.coarse[1])
-            found |= {f"{name}.w1": (module.coarse, window), f"{name}.w2": module.coarse}
-        elif isinstance(module, DynamicRouting):  # of another family nothing is known but the size of the images
-            found[f"{name}.w"] = getattr(model, "grids", config_of(model)["img_size"])
-        elif name == "head":
-            found["head.weight"] = getattr(model, "grids", None)
-    return found
-
-
-def on_grid(position: Tensor, old: Grid, new: Grid) -> Tensor:
+def interpolate(position: Tensor, old: Grid, new: Grid) -> Tensor:
     """[n, d], row-major on the old grid -> [n', d] on the new one: bicubic, antialiased where it shrinks."""
     plane = position.T.reshape(1, -1, *old)
     return F.interpolate(plane, size=new, mode="bicubic", antialias=True).flatten(2)[0].T.contiguous()

@@ -1,18 +1,29 @@
-"""What all pages share: the design, the frame, pictures inside. No script, no request: a page opens from anywhere."""
+"""What all pages share: templates, style, charts, pictures. No script, no request: a page opens from anywhere."""
 
 import base64
 import io
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from mspcaps import __version__
+
 PREFIX = "data:image/png;base64,"
+
+
+class Bar(NamedTuple):
+    """A class with a number in [0, 1], as the macro `bars` draws it."""
+
+    name: str
+    value: float
+    kind: str = ""  # true, false or other: its colour
 
 
 def render(template: str, **values: Any) -> str:
@@ -20,14 +31,20 @@ def render(template: str, **values: Any) -> str:
     return environment().get_template(template).render(values)
 
 
+def macro(template: str, name: str) -> Callable[..., Markup]:
+    """A macro of a template, for whoever needs a piece of a page."""
+    return getattr(environment().get_template(template).module, name)
+
+
 @cache
 def environment() -> jinja2.Environment:
-    folder = Path(__file__).with_name("templates")
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("mspcaps.pages"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     made.globals["stylesheet"] = lambda: Markup(stylesheet())
+    made.globals["version"] = __version__
+    made.filters["signed"] = signed
     return made
 
 
@@ -43,6 +60,11 @@ def skeleton(title: str, css: str, body: str, tags: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
+
+
+def signed(value: float | None) -> str:
+    """+0.25, −0.10"""
+    return f"{round(value or 0.0, 2) + 0.0:+.2f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
 
 
 def png_url(pixels: np.ndarray) -> str:

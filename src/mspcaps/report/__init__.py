@@ -1,6 +1,5 @@
-"""Pages and tables for people, every figure in them measured."""
+"""Any ledger as tables and curves."""
 
-from mspcaps.report.page import Page, write_page
-from mspcaps.report.quickstart import quickstart
+from mspcaps.report.write import write_report
 
-__all__ = ["Page", "quickstart", "write_page"]
+__all__ = ["write_report"]

@@ -1,25 +1,48 @@
-"""Learning curves of several seeds in one chart, as inline SVG in the colours of design.css and results.css."""
+"""Curves over the epochs, several seeds in one chart, as inline SVG in the colours of report.html."""
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
-from mspcaps.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
+from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
+from mspcaps.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
+from mspcaps.report.runs import Group
 
 EARLY = 0.08  # share of the epochs whose accuracies may lie below the picture: they would flatten all the rest
+COLLAPSED = {"entropy": LEAST_ENTROPY, "top": MOST_TOP}
+HEALTH = {
+    "entropy": "entropy of the couplings, 1 if they are uniform",
+    "top": "mean coupling of the most used capsule, as a multiple of the uniform one",
+}
+Line = Sequence[float | None]  # one value per epoch, None where nothing was measured
 
 
-def loss_chart(seeds: Sequence[Sequence[float]], label: str) -> str:
-    """Loss per epoch on a logarithmic scale, one thin line per seed and a strong one for their mean."""
-    values = [[max(value, 1e-6) for value in line] for line in seeds]
-    ticks = log_ticks(min(map(min, values)), max(map(max, values)))
-    return chart(values, ticks, label, log=True)
+def accuracy_chart(seeds: Sequence[Line], label: str) -> str:
+    """In percent."""
+    later = [value for line in seeds for value in line[int(EARLY * len(line)) :] if value is not None]
+    return chart(seeds, nice_ticks(min(later), max(later)), label)
 
 
-def accuracy_chart(seeds: Sequence[Sequence[float]], label: str, paper: float | None = None) -> str:
-    """Accuracy per epoch in percent; a broken line is the paper's figure."""
-    later = [value for line in seeds for value in line[int(EARLY * len(line)) :]]
-    marks = [*later, paper] if paper is not None else later
-    return chart(seeds, nice_ticks(min(marks), max(marks)), label, level=paper)
+def loss_chart(seeds: Sequence[Line], label: str) -> str:
+    """On a logarithmic scale."""
+    values = [[max(value, 1e-6) if value is not None else None for value in line] for line in seeds]
+    shown = [value for line in values for value in line if value is not None]
+    return chart(values, log_ticks(min(shown), max(shown)), label, log=True)
+
+
+def health_charts(group: Group) -> list[tuple[str, str]]:
+    """(what it shows, chart) for every routing block of runs that measured its health; nothing for others."""
+    charts = []
+    measured: list[Any] = [run.curve["health"] for run in group.runs if run.curve.get("health")]
+    for block in dict.fromkeys(name for health in measured for name in health):
+        for measure, words in HEALTH.items():
+            seeds = [health[block][measure] for health in measured if block in health]
+            values = [value for line in seeds for value in line if value is not None]
+            if values:
+                level = COLLAPSED[measure]
+                ticks = nice_ticks(min(*values, level), max(*values, level))
+                charts.append((f"{block}: {words}", chart(seeds, ticks, f"{measure} of {block}", level=level)))
+    return charts
 
 
 def tick_words(tick: float) -> str:
@@ -32,27 +55,31 @@ def tick_words(tick: float) -> str:
 
 
 def chart(
-    seeds: Sequence[Sequence[float]], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None
+    seeds: Sequence[Line], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None
 ) -> str:
+    """One thin line per seed and a strong one for their mean; a broken line at `level`, beyond which a block is
+    collapsed."""
     epochs = max(map(len, seeds))
     axes = Axes(epochs, ticks, log)
-
-    def line(values: Sequence[float], kind: str) -> str:
-        """From the first epoch that is in the picture on; a later dip below it runs along its edge."""
-        begin = next((i for i, value in enumerate(values) if value >= ticks[0]), 0)
-        shown = [(axes.x_at(i + 1), axes.y_at(max(v, ticks[0]))) for i, v in enumerate(values) if i >= begin]
-        return f'<polyline class="{kind}" points="{" ".join(f"{x:.4g},{y:.4g}" for x, y in shown)}"/>'
-
     marked = [tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs]
     parts = axes.drawn(label, tick_words, marked)
     if level is not None:
         y = axes.y_at(level)
         parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        key, low_right = HEIGHT - BOTTOM - 14, WIDTH - RIGHT - 6  # no rising curve comes there
-        parts.append(f'<line class="level" x1="{low_right - 112}" x2="{low_right - 88}" y1="{key}" y2="{key}"/>')
-        parts.append(f'<text class="tick" x="{low_right}" y="{key + 4.5}" text-anchor="end">paper {level:.2f}</text>')
+        above = y - 6 if y > HEIGHT / 2 else y + 16  # where no axis is in the way
+        words = f'<text class="tick" x="{WIDTH - RIGHT}" y="{min(above, HEIGHT - BOTTOM):.1f}" text-anchor="end">'
+        parts.append(f"{words}collapsed beyond {level:g}</text>")
+
+    def line(values: Line, kind: str) -> str:
+        """From the first epoch that is in the picture on; a later dip below it runs along its edge."""
+        known = [(i + 1, value) for i, value in enumerate(values) if value is not None]
+        begin = next((i for i, (_, value) in enumerate(known) if value >= ticks[0]), 0)
+        points = [(axes.x_at(epoch), axes.y_at(max(value, ticks[0]))) for epoch, value in known[begin:]]
+        return f'<polyline class="{kind}" points="{" ".join(f"{x:.4g},{y:.4g}" for x, y in points)}"/>'
+
     several = len(seeds) > 1
     parts += [line(values, "seed" if several else "curve") for values in seeds]
     if several:
-        parts.append(line([statistics.fmean(column) for column in zip(*seeds, strict=False)], "curve"))
+        columns = [[value for value in column if value is not None] for column in zip(*seeds, strict=False)]
+        parts.append(line([statistics.fmean(column) if column else None for column in columns], "curve"))
     return "".join([*parts, "</svg>"])

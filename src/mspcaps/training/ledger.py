@@ -1,23 +1,90 @@
 """The ledger: one JSON per finished run, written once, never edited by hand."""
 
 import json
+import math
 import os
 import platform
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
-from mspcaps.training.recipe import Recipe, differences, filled
+from mspcaps.training.recipe import Recipe, differences, filled, stored_recipe
 
-REPEATS = "repeats"  # a ledger inside the ledger: runs of it that were made a second time
+RUNS, REPEATS = "runs", "repeats"
+_REQUIRED = {  # of an entry, and of the tables inside it
+    "": ("model", "params", "dataset", "recipe", "seed", "accuracy", "curve", "seconds", "device"),
+    "recipe": ("name", "epochs"),
+    "accuracy": ("last", "best", "best_epoch"),
+    "curve": ("loss", "accuracy"),
+    "seconds": ("train",),
+}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Percent after the last epoch and after the best one, and which epoch that was."""
+
+    last: float
+    best: float
+    best_epoch: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Training time including evaluation; `side_by_side` runs shared the device meanwhile."""
+
+    train: float
+    per_epoch: float = 0.0
+    side_by_side: int = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One entry of the ledger. What an older entry does not say has the value of the default."""
+
+    model: str
+    params: int
+    dataset: str
+    recipe: dict[str, Any] = field(repr=False)  # resolved and whole
+    seed: int
+    epochs: int
+    accuracy: Accuracy
+    curve: dict[str, list[float]] = field(repr=False)  # loss and accuracy of every epoch
+    seconds: Seconds
+    device: str
+    options: dict[str, Any] = field(default_factory=dict)  # of the model's family
+    provenance: str = ""  # of the images
+    images: int | None = None  # that it was trained on
+    initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and what was taken over
+    measured_on: str = "test"
+    processes: int = 1
+    precision: str = ""
+    engine: str = ""
+    software: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    weights_sha256: str = ""
+    renamed_from: str | None = None  # if the name of the run has changed since, because a default changed
+
+    @property
+    def name(self) -> str:
+        """What this way of training is called: `paper`, `paper+epochs=90`."""
+        return str(self.recipe["name"])
+
+    @property
+    def path(self) -> Path:
+        """Where its entry lies below runs/ or repeats/."""
+        return Path(self.dataset, self.model, f"{self.name}-seed{self.seed}.json")
 
 
 def entry_path(results: Path, recipe: Recipe) -> Path:
-    return results / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
+    folder = results if results.name == REPEATS else results / RUNS
+    return folder / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
 
 
 def write_entry(results: Path, recipe: Recipe, entry: dict[str, Any]) -> Path:
@@ -33,6 +100,51 @@ def read_entry(path: Path) -> dict[str, Any]:
         raise MspcapsError(f"{path} is not a ledger entry: {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
         raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
+    return entry
+
+
+def list_runs(results: Path, kind: str = RUNS) -> list[Run]:
+    """Every run of the ledger, or every repeat: by data set in the order of the catalog, then model, name and seed."""
+    folder = results / kind
+    if not folder.is_dir() and kind == RUNS:
+        raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
+    order = {name: place for place, name in enumerate(CATALOG)}
+    runs = [read_run(path) for path in folder.glob("*/*/*.json")]
+    return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
+
+
+def read_run(path: Path) -> Run:
+    """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
+    entry = _read_entry(path)
+    accuracy, curve, recipe = Accuracy(**entry["accuracy"]), entry["curve"], stored_recipe(entry["recipe"])
+    known = {key: value for key, value in entry.items() if key in Run.__dataclass_fields__}
+    known |= {"accuracy": accuracy, "seconds": Seconds(**entry["seconds"]), "recipe": recipe}
+    run = Run(**{"epochs": recipe["epochs"], "options": recipe.get("options", {})} | known)
+    if path.parts[-3:] != run.path.parts:
+        raise MspcapsError(f"{path} describes another run: by its content it should be {path.parents[2] / run.path}")
+    whole = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
+    if not whole or not (
+        math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3)
+        and math.isclose(accuracy.best, max(curve["accuracy"]), abs_tol=1e-3)
+    ):
+        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {recipe['epochs']} epochs")
+    return run
+
+
+def _read_entry(path: Path) -> dict[str, Any]:
+    """With every table and key that an entry must have."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MspcapsError(f"{path} is not a ledger entry: {error}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
+        raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
+    for part, keys in _REQUIRED.items():
+        table = entry.get(part) if part else entry
+        for key in keys:
+            if not isinstance(table, dict) or key not in table:
+                missing = f"{part}.{key}" if part else key
+                raise MspcapsError(f"{path} is not a complete ledger entry: {missing} is missing")
     return entry
 
 

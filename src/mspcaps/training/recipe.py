@@ -102,6 +102,9 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def resolve(self) -> "Recipe":
+        return filled(self)
+
 
 def filled(recipe: Recipe) -> Recipe:
     """The recipe with the defaults of its data set filled in, as stored in the ledger."""
@@ -196,6 +199,10 @@ def with_defaults(written: dict[str, Any]) -> dict[str, Any]:
     if isinstance(whole["augment"], dict):
         whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
     return whole
+
+
+def stored_recipe(written: dict[str, Any]) -> dict[str, Any]:
+    return with_defaults(written)
 
 
 def _same(data: str, other: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mspcaps.data.augment import augmented
 from mspcaps.errors import MspcapsError
-from mspcaps.kernels.fuse import fuse
+from mspcaps.kernels import fuse
 from mspcaps.models import Model
 from mspcaps.training.distributed import World
 from mspcaps.training.loader import Plan

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mspcaps.capsules import CrossAgreementRouting
-from mspcaps.capsules.routing.grouping import middle_grids
+from mspcaps.capsules import CrossAgreementRouting, MeanAgreementRouting, SelfAgreementRouting
 from mspcaps.errors import MspcapsError
 
 SQUARE = ((4, 4), (2, 2))
@@ -68,7 +67,7 @@ def example(fine, coarse, shared, batch=2, d1=3, d2=3, n_out=4, d_out=5, dtype=t
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("grids", [SQUARE, UNEVEN, RUNS, SAME, middle_grids(24, (2, 2))])
+@pytest.mark.parametrize("grids", [SQUARE, UNEVEN, RUNS, SAME, ((1, 24), (1, 4))])
 def test_equals_the_loop(grids, shared):
     module, u1, u2 = example(*grids, shared)
     torch.testing.assert_close(module(u1, u2), loop(module, u1, u2)[0], rtol=1e-5, atol=1e-5)
@@ -99,9 +98,16 @@ def test_equals_the_loop_for_any_shape(batch, coarse, window, rest, dims, n_out,
 @pytest.mark.parametrize("shared", [True, False])
 def test_couplings_are_those_of_the_loop_and_sum_to_one(shared):
     module, u1, u2 = example(*UNEVEN, shared)
-    agreement, coarse = module.agreements(u1, u2)  # [k, b, m, j], [k, b, j, e]
-    assert agreement.shape == (6, 2, 4, 4) and coarse.shape == (6, 2, 4, 5)
-    coupling = agreement.amax(2).softmax(0).permute(1, 2, 0)  # [b, j, k]
+    v, states = module(u1, u2), []
+    assert torch.equal(module(u1, u2, states), v), "to look on changes nothing"
+    (state,) = states
+    fine, coarse = state.votes
+    assert fine.shape == (6, 2, 4, 4, 5) and coarse.shape == (6, 2, 4, 5)
+    assert state.fine_agreements.shape == (6, 2, 4, 4) and state.agreements.shape == (6, 2, 4)
+    torch.testing.assert_close((fine * coarse[:, :, None]).sum(-1) / 5**0.5, state.fine_agreements)
+    assert torch.equal(state.fine_agreements.amax(2), state.agreements) and torch.equal(state.output, v)
+    assert (state.inputs, state.grids, state.axis) == (("fine", "coarse"), UNEVEN, 0)
+    coupling = state.couplings.permute(1, 2, 0)  # [b, j, k]
     torch.testing.assert_close(coupling.sum(-1), torch.ones(2, 4))
     torch.testing.assert_close(coupling, loop(module, u1, u2)[1], rtol=1e-5, atol=1e-6)
 
@@ -169,5 +175,15 @@ def test_vote_weights_start_with_deviation_one_over_the_root_of_the_input_dimens
 
 
 def test_sharing_needs_equal_dimensions():
-    with pytest.raises(MspcapsError, match="not 3 and 4: make them equal"):
+    with pytest.raises(MspcapsError, match="3 and 4"):
         CrossAgreementRouting((2, 2), 3, (1, 1), 4, 2, 2, shared=True)
+
+
+@pytest.mark.parametrize("kind", [CrossAgreementRouting, MeanAgreementRouting, SelfAgreementRouting])
+@pytest.mark.parametrize("shared", [True, False])
+def test_another_number_of_outputs_changes_nothing_else(kind, shared):
+    module = kind(*UNEVEN[:1], 4 if shared else 3, UNEVEN[1], 4, 5, 6, shared)
+    other = module.with_outputs(9)
+    assert type(other) is kind and (other.fine, other.coarse, other.d_out) == (*UNEVEN, 6)
+    shapes = [tuple(p.shape) for p in module.parameters()]
+    assert [tuple(p.shape) for p in other.parameters()] == [(n, d, 9, e) for n, d, _, e in shapes]

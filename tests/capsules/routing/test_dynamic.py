@@ -16,8 +16,8 @@ def squash(s):
 
 
 def loop(module, u):
-    n_in, n_out = u.shape[1], module.n_out
-    v = torch.zeros(len(u), n_out, module.d_out, dtype=u.dtype)
+    n_in, _, n_out, d_out = module.w.shape
+    v = torch.zeros(len(u), n_out, d_out, dtype=u.dtype)
     for sample in range(len(u)):
         votes = [[u[sample, i] @ module.w.detach()[i, :, j] for j in range(n_out)] for i in range(n_in)]
         logits = [[0.0] * n_out for _ in range(n_in)]
@@ -107,3 +107,17 @@ def test_gradients_agree_with_finite_differences():
 def test_vote_weights_start_with_deviation_one_over_the_root_of_the_input_dimension():
     torch.manual_seed(0)
     assert DynamicRouting(64, 48, 32, 8).w.std().item() == pytest.approx(1 / math.sqrt(48), rel=0.01)
+
+
+def test_the_state_is_that_of_the_last_iteration():
+    torch.manual_seed(0)
+    module, u, states = DynamicRouting(6, 4, 3, 5).double(), torch.randn(2, 6, 4, dtype=torch.float64), []
+    v = module(u, states)
+    (state,) = states
+    votes = torch.einsum("bid,idje->ibje", u, module.w)
+    torch.testing.assert_close(state.votes[0], votes)
+    torch.testing.assert_close(state.couplings.sum(state.axis), torch.ones(6, 2, dtype=torch.float64))
+    torch.testing.assert_close(state.couplings, state.agreements.softmax(2))
+    total = torch.einsum("ibj,ibje->bje", state.couplings, votes)
+    torch.testing.assert_close(v, torch.stack([torch.stack([squash(s) for s in row]) for row in total]))
+    assert module.with_outputs(7)(u.float()).shape == (2, 7, 5) and module.with_outputs(7).iterations == 3

@@ -1,11 +1,10 @@
 """Which fine capsule lies under which coarse one, against index loops."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mspcaps.capsules.routing.grouping import group_fine, group_size, middle_grids
+from mspcaps.capsules.routing.cross_agreement import group_fine, group_size
 
 grids = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
@@ -37,31 +36,3 @@ def test_grids_of_one_row_give_consecutive_runs():
 def test_capsules_in_any_memory_layout_are_grouped():
     u = torch.randn(3, 5, 36).transpose(1, 2)  # as a permuted convolution output would arrive
     assert torch.equal(group_fine(u, (6, 6), (2, 3)), group_fine(u.contiguous(), (6, 6), (2, 3)))
-
-
-@pytest.mark.parametrize(
-    ("n_mid", "coarse", "expected"),
-    [
-        (16, (2, 2), ((4, 4), (2, 2))),  # p = 4
-        (64, (4, 4), ((8, 8), (4, 4))),  # p = 2
-        (24, (2, 2), ((1, 24), (1, 4))),  # p = 3: 24 is not a square, so consecutive runs of 6
-        (24, (2, 3), ((4, 6), (2, 3))),  # not a square either, but 2 x 2 for each of 2 x 3
-        (6, (2, 3), ((2, 3), (2, 3))),
-        (3, (1, 1), ((1, 3), (1, 1))),
-    ],
-)
-def test_middle_grids_of_known_cases(n_mid, coarse, expected):
-    assert middle_grids(n_mid, coarse) == expected
-
-
-@settings(deadline=None, max_examples=60)
-@given(coarse=grids, per_capsule=st.integers(1, 20))
-def test_middle_grids_use_every_capsule_once(coarse, per_capsule):
-    n = coarse[0] * coarse[1]
-    fine, new_coarse = middle_grids(n * per_capsule, coarse)
-    assert fine[0] * fine[1] == n * per_capsule and new_coarse[0] * new_coarse[1] == n
-    assert group_size(fine, new_coarse) == per_capsule
-    numbers = torch.arange(float(n * per_capsule)).view(1, -1, 1)
-    assert sorted(group_fine(numbers, fine, new_coarse).flatten().tolist()) == numbers.flatten().tolist()
-    windows = any(r * r == per_capsule for r in range(1, 20))
-    assert (new_coarse == coarse) if windows else (fine[0] == 1)

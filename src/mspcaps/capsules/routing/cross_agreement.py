@@ -3,6 +3,8 @@
 Letters: b batch, j output capsule, k coarse capsule, m fine capsule within the group of k, d in-dim, e out-dim.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +65,11 @@ class CrossAgreementRouting(nn.Module):
     def pool(self, agreements: Tensor) -> Tensor:
         """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]: those of the best pair."""
         return agreements.amax(2)
+
+    def tensor_places(self) -> dict[str, Any]:
+        """Every coarse capsule has its own matrix, every fine one too unless they are shared."""
+        window = (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1])
+        return {"w1": (self.coarse, window), "w2": self.coarse}
 
     def with_outputs(self, n_out: int) -> "CrossAgreementRouting":
         """A new block like this one, for another number of output capsules."""

@@ -35,6 +35,9 @@ class DynamicRouting(nn.Module):
             states.append(RoutingState(self.inputs, (U,), logits, C, axis=2, output=v))
         return v
 
+    def tensor_places(self) -> dict[str, None]:
+        return {"w": None}  # every input capsule has its own matrix; where it lies only the model knows
+
     def with_outputs(self, n_out: int) -> "DynamicRouting":
         """A new block like this one, for another number of output capsules."""
         n_in, d_in, _, d_out = self.w.shape

@@ -1,0 +1,190 @@
+"""Do the paper's conclusions hold here? Each as differences of our runs, judged against the spread of the seeds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mspcaps.report.runs import Group, Spread
+from reproduction import paper
+from reproduction.dots import Line
+from reproduction.significance import Difference, holm
+
+POOLED = "mspcaps_t"  # models of this size have several runs each, so that one spread can be taken for all
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """What is said to be better than what; the first of each pair should win."""
+
+    title: str
+    says: str
+    pairs: tuple[tuple[str, str], ...]  # of models
+    words: Mapping[str, str]  # for each model
+    table: int = 0  # of the paper; 0: a question of our own
+
+    @property
+    def anchor(self) -> str:
+        return "-".join(self.title.lower().replace(",", "").split())
+
+    @property
+    def source(self) -> paper.PaperTable | None:
+        return next((table for table in paper.TABLES if table.number == self.table), None)
+
+
+def read_claim(values: dict[str, Any]) -> Claim:
+    return Claim(**values | {"pairs": tuple((better, worse) for better, worse in values["pairs"])})
+
+
+CLAIMS = tuple(read_claim(values) for values in paper.read_toml("claims.toml")["claims"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One pair of a claim with what the paper and our runs say."""
+
+    claim: Claim
+    models: tuple[str, str]  # better and worse, as the claim has it
+    a: Group | None
+    b: Group | None
+    corrected: bool | None = None  # whether it is significant after Holm's correction; None: it cannot be judged
+
+    @property
+    def better(self) -> str:
+        return self.claim.words[self.models[0]]
+
+    @property
+    def worse(self) -> str:
+        return self.claim.words[self.models[1]]
+
+    @property
+    def words(self) -> str:
+        return f"{self.better} vs. {self.worse}"
+
+    @property
+    def missing(self) -> list[str]:
+        """Models that are not trained yet."""
+        return [model for model, group in zip(self.models, (self.a, self.b), strict=True) if group is None]
+
+    @property
+    def printed(self) -> tuple[float, float] | None:
+        """The paper's two accuracies."""
+        first, second = (paper.figure_of(model, "cifar10") for model in self.models)
+        return (first.accuracy, second.accuracy) if self.claim.table and first and second else None
+
+    @property
+    def difference(self) -> Difference | None:
+        return Difference.of(self.a.last, self.b.last) if self.a and self.b else None
+
+    @property
+    def holds(self) -> bool:
+        return self.difference is not None and self.difference.clear and self.difference.gap > 0
+
+    @property
+    def reversed(self) -> bool:
+        """Whether what should be worse is clearly better."""
+        return self.difference is not None and self.difference.clear and self.difference.gap < 0
+
+    @property
+    def smaller_than_printed(self) -> bool:
+        """Whether the paper's difference lies above our interval."""
+        found, printed = self.difference, self.printed
+        if found is None or found.margin is None or printed is None:
+            return False
+        return printed[0] - printed[1] > found.gap + found.margin
+
+    @property
+    def verdict(self) -> str:
+        """In a few words; a clear difference also says whether it outlasts the correction."""
+        found = self.difference
+        if found is None:
+            return "not trained yet"
+        if found.margin is None:
+            way = "agrees" if found.gap > 0 else "points the other way" if found.gap < 0 else "no difference"
+            return f"{way}, but there is no spread to judge it by"
+        if not found.clear:
+            return "inconclusive"
+        if self.claim.table:
+            said = "holds" if self.holds else "does not hold, the opposite does"
+        else:
+            said = f"{self.better if self.holds else self.worse} is better"
+        return f"{said} ({'Holm' if self.corrected else 'uncorrected'})"
+
+
+def compare(groups: Mapping[str, Group]) -> dict[Claim, list[Comparison]]:
+    """Every pair of every claim. `groups` are the runs on CIFAR-10 by the paper's recipe, by model."""
+    pairs = [
+        Comparison(claim, models, groups.get(models[0]), groups.get(models[1]))
+        for claim in CLAIMS
+        for models in claim.pairs
+    ]
+    judged = [i for i, pair in enumerate(pairs) if pair.difference and pair.difference.p_value is not None]
+    kept = holm([found.p_value for i in judged if (found := pairs[i].difference) and found.p_value is not None])
+    for i, keep in zip(judged, kept, strict=True):
+        pairs[i] = replace(pairs[i], corrected=keep)
+    return {claim: [pair for pair in pairs if pair.claim is claim] for claim in CLAIMS}
+
+
+def verdict_on(pairs: Sequence[Comparison]) -> str:
+    """On a claim as a whole, by its uncorrected intervals; empty while runs are missing."""
+    if any(pair.difference is None for pair in pairs):
+        return ""
+    held = sum(pair.holds for pair in pairs)
+    return "holds" if held == len(pairs) else "holds in part" if held else "is not confirmed"
+
+
+def smaller_gaps(pairs: Sequence[Comparison]) -> tuple[int, int]:
+    """How many of the paper's differences are smaller here, or turned round, of how many; both of best epochs."""
+    gaps = [(p.a.best.mean - p.b.best.mean, p.printed[0] - p.printed[1]) for p in pairs if p.a and p.b and p.printed]
+    return sum(here < printed for here, printed in gaps), len(gaps)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The comparisons of one size, with one spread for all its models."""
+
+    models: int
+    deviation: float
+    freedom: int
+    pairs: tuple[Comparison, ...]
+    significant: tuple[bool, ...]  # after Holm's correction
+
+
+def pool(pairs: Sequence[Comparison]) -> Pooled | None:
+    """Three seeds tell little about the spread of one model, but there are many models."""
+    sides = [
+        (pair, pair.a.last, pair.b.last)
+        for pair in pairs
+        if pair.a and pair.b and min(pair.a.last.n, pair.b.last.n) > 1 and pair.models[0].startswith(POOLED)
+    ]
+    spreads = {model: spread for pair, a, b in sides for model, spread in zip(pair.models, (a, b), strict=True)}
+    freedom = sum(one.n - 1 for one in spreads.values())
+    squares = sum((one.n - 1) * one.deviation**2 for one in spreads.values() if one.deviation)
+    if len(spreads) < 3 or not squares:
+        return None
+    deviation = math.sqrt(squares / freedom)
+    judged = [Difference.pooled(a, b, deviation, freedom) for _, a, b in sides]
+    kept = holm([found.p_value for found in judged if found.p_value is not None])
+    return Pooled(len(spreads), deviation, freedom, tuple(pair for pair, *_ in sides), tuple(kept))
+
+
+def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
+    """Of models with repeats: mean of the first runs less mean of the repeats, which should not differ at all."""
+    return {
+        model: Difference.of(
+            Spread.of([run.accuracy.last for run in group.runs]), Spread.of([r.accuracy.last for r in group.repeats])
+        )
+        for model, group in groups.items()
+        if group.repeats
+    }
+
+
+def panels(claim: Claim, groups: Mapping[str, Group]) -> list[list[Line]]:
+    """For the picture: every model with its runs and the paper's figure, T and L apart."""
+    shown: dict[str, list[Line]] = {}
+    for model in dict.fromkeys(model for pair in claim.pairs for model in pair):
+        group, figure = groups.get(model), paper.figure_of(model, "cifar10") if claim.table else None
+        values = tuple(run.accuracy.last for run in group.runs + group.repeats) if group else ()
+        line = Line(claim.words[model], values, group.last.mean if group else None, figure.accuracy if figure else None)
+        shown.setdefault(model.split("_")[1], []).append(line)
+    return list(shown.values())

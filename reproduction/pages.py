@@ -1,0 +1,246 @@
+"""The pages and blocks that are made of results/: templates filled with figures, and the tables in them."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mspcaps.bench import tables as bench_tables
+from mspcaps.errors import MspcapsError
+from mspcaps.files import split_at_markers
+from mspcaps.pages.grid import grid
+from mspcaps.report.runs import Spread
+from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
+from reproduction import claims, paper
+from reproduction.dots import dot_chart
+from reproduction.significance import signed
+from reproduction.study_tables import (
+    candidates_table,
+    figures,
+    int8_table,
+    judge,
+    methods_table,
+    named_table,
+    read_explanations,
+    read_json,
+)
+from reproduction.tables import NEAR, Report, Row, Table, Trial, binomial_error, quoted_cells, read_report, trials_of
+
+ROOT = Path(__file__).parent.parent
+GENERATED = "<!-- Written by `make regenerate` from results/. Do not edit: a test compares the two. -->"
+NONE, NOT_TRAINED = "–", "not trained yet"
+FIRST = "paper+initial_scale=positions0.02"  # how the first runs of 300 epochs are called today
+PLURAL = {"holds": "hold", "holds in part": "hold in part", "is not confirmed": "are not confirmed"}
+HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
+
+
+def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
+    """Everything that is written from `results`: docs pages, plots, and README and docs with their blocks made anew."""
+    report = read_report(results)
+    values = values_of(report, results)
+    found = {
+        root / "docs" / f"{name}.md": render(f"{name}.md.j2", values) for name in ("results", "ablations", "speed")
+    }
+    for claim in claims.CLAIMS:
+        chart = dot_chart(claims.panels(claim, report.compared), claim.title)
+        found[root / "docs" / "ablations" / f"{claim.anchor}.svg"] = chart
+    for name, blocks in {
+        "docs/explain.md": {"faithfulness": "faithfulness"},
+        "docs/export.md": {"int8": "int8"},
+        "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
+    }.items():
+        text = (root / name).read_text(encoding="utf-8")
+        for mark, template in blocks.items():
+            text = with_block(text, mark, render(f"{template}.md.j2", values), name)
+        found[root / name] = text
+    return found
+
+
+def with_block(text: str, mark: str, block: str, where: str) -> str:
+    """The text with what stands between its two marks written anew."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, after = split_at_markers(text, begin, end, where)
+    return f"{before}{begin}\n{GENERATED}\n\n{block.strip()}\n\n{end}{after}"
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, autoescape=False,
+    )  # fmt: skip
+    made.filters["capitalized"] = lambda text: text[0].upper() + text[1:]
+    return re.sub(r"\n{3,}", "\n\n", made.get_template(template).render(values)).strip() + "\n"
+
+
+def values_of(report: Report, results: Path) -> dict[str, Any]:
+    """What the templates are filled with."""
+    compared = claims.compare(report.compared)
+    pairs = [pair for found in compared.values() for pair in found]
+    judged: dict[str, list[str]] = {}
+    for claim, found in compared.items():
+        if claim.table and (verdict := claims.verdict_on(found)):
+            judged.setdefault(verdict, []).append(claim.title)
+    pooled, benchmarks = claims.pool(pairs), read_benchmarks(results)
+    full = [row for table in report.main for row in table.rows if row.gap is not None]
+    above = [row for row in report.trained if row.gap is not None and row.gap > NEAR]
+    rows = sorted((row for row in report.paper_rows if row.gap is not None), key=lambda row: not row.missed)
+    first = next((g for g in report.tested if (g.first.name, g.first.dataset) == (FIRST, "cifar10")), None)
+    return {
+        "generated": GENERATED, "report": report, "titles": paper.TITLES,
+        "full": full, "cifar10": [row for row in full if row.dataset == "cifar10"],
+        "ablations_above": sum(row.model not in paper.TITLES for row in above),
+        "missed": [(row, tried) for row in rows if (tried := trials_of(row, report)) or row.missed],
+        "first": first, "first_printed": printed("mspcaps_t"),
+        "compared": compared, "judged": {verdict: judged[verdict] for verdict in PLURAL if verdict in judged},
+        "plural": PLURAL, "smaller": claims.smaller_gaps(pairs), "verdict_on": claims.verdict_on,
+        "corrected": [pair for pair in pairs if pair.corrected is not None],
+        "surpassing": [pair for pair in pairs if not pair.claim.table and pair.reversed],
+        "pooled": pooled,
+        "pooled_kept": [p.words for p, kept in zip(pooled.pairs, pooled.significant, strict=True) if kept]
+        if pooled else [],
+        "repeats": claims.repeat_differences(report.compared),
+        "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
+        "fastest": fastest(benchmarks),
+        "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
+        "table_of": table_of, "baselines_of": baselines_of, "trial_table": trial_table,
+        "runs_table": lines(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
+        "comparison_table": comparison_table(pairs), "repeats_table": repeats_table(report),
+        "readme_grid": readme_grid(report), "named_table": named_table, "methods_table": methods_table,
+        "candidates_table": candidates_table, "int8_table": int8_table,
+        "provenances": sorted({line for table in report.main for line in table.provenances}),
+        "daggers": lambda table: any("†" in b.network for b in table.source.baselines),
+        "grid": lambda heads, rows, left: lines(heads, rows, range(left, len(heads))),
+        "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
+        "judge": judge, "figures": lambda pair: figures(*pair),
+    }  # fmt: skip
+
+
+def printed(model: str) -> float:
+    figure = paper.figure_of(model, "cifar10")
+    assert figure is not None
+    return figure.accuracy
+
+
+def with_n(value: Spread) -> str:
+    return f"{value} (n = {value.n})"
+
+
+def lines(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
+    return "\n".join(grid(heads, rows, right=right))
+
+
+# The paper's tables and ours
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """In the order of HEADS."""
+    ours: tuple[str, ...] = (NOT_TRAINED, NONE, NONE)
+    if row.group:
+        ours = (with_n(row.group.last), str(row.group.best), signed(row.gap) if row.gap is not None else NONE)
+    return (
+        f"{row.figure.accuracy:.2f}" if row.figure else NONE, *ours, f"{row.params:,}",
+        row.group.training_time if row.group else NONE, f"`mspcaps train {row.recipe}`" if row.recipe else NONE,
+    )  # fmt: skip
+
+
+def table_of(table: Table) -> str:
+    """Heading, rows and where the data came from; columns without a figure only where the paper has a table."""
+    title = f"## {table.title}" + (f" (Table {table.source.number} of the paper)" if table.source else "")
+    said = [f"The paper concludes: {table.source.claim}"] if table.source and table.source.claim else []
+    said += [table.source.note] if table.source and table.source.note else []
+    heads, first = (*table.heads, *HEADS), len(table.heads)
+    rows = [(*row.setting, *cells(row)) for row in table.rows]
+    shown = [i for i in range(len(heads)) if i < first or table.source or any(row[i] != NONE for row in rows)]
+    right = [place for place, i in enumerate(shown) if first <= i < first + 5]
+    body = lines([heads[i] for i in shown], [[row[i] for i in shown] for row in rows], right)
+    data = [f"Data: {' '.join(table.provenances)}"] if table.provenances else []
+    return "\n\n".join([title, *said, body, *data])
+
+
+def baselines_of(table: Table) -> str:
+    """The paper's own layout, networks against data sets; 99.53* would begin an emphasis."""
+    source = table.source
+    assert source is not None
+    name = paper.TITLES[source.figures[0].model]
+    rows = [(b.network, "quoted", b.params, *b.accuracy) for b in source.baselines]
+    rows.append((name, "quoted", source.figures[0].params, *(f"{f.accuracy:.2f}" for f in source.figures)))
+    rows = [tuple(NONE if cell == "-" else cell.replace("*", "\\*") for cell in row) for row in rows]
+    params = next(f"{row.params:,}" for row in table.rows if row.dataset == "cifar10")
+    rows += [(f"**{name}**", f"ours, {which} epoch", params, *quoted_cells(table, which)) for which in ("best", "last")]
+    heads = ("network", "source", "parameters", *(row.setting[0] for row in table.rows[: len(source.datasets)]))
+    return lines(heads, rows, range(2, len(heads)))
+
+
+def trial_table(trials: Sequence[Trial]) -> str:
+    heads = ("change", "accuracy", "unchanged recipe", "difference", "95 % CI", "epochs", "images")
+    rows = []
+    for trial in trials:
+        recipe, found = trial.group.first.recipe, trial.difference
+        interval = (f"({found.interval})" if found.borrowed else found.interval) if found else ""
+        base, gap = (with_n(trial.base.last), signed(found.gap)) if trial.base and found else ("not measured", NONE)
+        how = (f"{recipe['epochs']}", f"{recipe['held_out']:,}")
+        rows.append((trial.words, with_n(trial.group.last), base, gap, interval or NONE, *how))
+    return lines(heads, rows, range(1, len(heads)))
+
+
+def readme_grid(report: Report) -> str:
+    heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
+    rows = []
+    for row in (row for table in report.main for row in table.rows):
+        figure, last, best, _, parameters, time, _ = cells(row)
+        rows.append((f"`{row.model}`", row.setting[0], last, best, figure, parameters, time))
+    return lines(heads, rows, (2, 3, 4, 5))
+
+
+def comparison_table(pairs: Sequence[claims.Comparison]) -> str:
+    rows = []
+    for pair in pairs:
+        found, figures_ = pair.difference, pair.printed
+        interval = (f"({found.interval})" if found.borrowed else found.interval) if found else ""
+        rows.append((
+            pair.words, signed(figures_[0] - figures_[1]) if figures_ else NONE, signed(found.gap) if found else NONE,
+            interval or NONE, pair.verdict,
+        ))  # fmt: skip
+    return lines(("comparison", "paper", "here", "95 % CI", "verdict"), rows, (1, 2, 3))
+
+
+def repeats_table(report: Report) -> str:
+    """What repeated runs reached, and what the first ones did."""
+    rows = []
+    for group in report.groups:
+        for other in group.repeats:
+            first = next((run for run in group.runs if run.seed == other.seed), None)
+            if first is None:
+                raise MspcapsError(
+                    f"{other.model}, {other.name}, seed {other.seed} is a repeat of no run in the ledger"
+                )
+            run = f"`{other.model}`, {other.dataset}, {other.recipe['epochs']} epochs, seed {other.seed}"
+            reached = [f"{made.engine}, {made.precision}: {made.accuracy.last:.2f}" for made in (first, other)]
+            images = "held-out" if other.recipe["held_out"] else "test"
+            rows.append((run, images, *reached, signed(first.accuracy.last - other.accuracy.last)))
+    return lines(("run", "images", "first run", "repeat", "difference"), rows, (2, 3, 4)) if rows else "None yet."
+
+
+# Speed
+
+
+def read_benchmarks(results: Path) -> list[dict[str, Any]]:
+    """All measurements, training before inference, small models first, GPUs before CPUs."""
+    order, found = ("train", "infer"), []
+    for path in sorted((results / "bench").glob("*.json")):
+        result = read_json(path)
+        if not isinstance(result, dict) or result.get("what") not in order:
+            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench train` or `infer`")
+        found.append(result)
+    key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
+        order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
+    )  # fmt: skip
+    return sorted((result for result in found if not result["quick"]), key=key)
+
+
+def fastest(benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Training on the first of the GPUs."""
+    trained = [r for r in benchmarks if r["what"] == "train" and "CPU" not in r["environment"]["device"]]
+    return [r for r in trained if r["environment"]["device"] == trained[0]["environment"]["device"]]

@@ -1,0 +1,96 @@
+"""How much better one set of runs is than another, and how sure that is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from mspcaps.report.runs import Spread
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two means; the margin is half of Welch's interval, None where both sides have one run or nothing varies.
+
+    A single run beside several is taken to spread like them: the margin is then Student's.
+    """
+
+    gap: float
+    margin: float | None
+    borrowed: bool = False  # whether one side has the other's spread
+    p_value: float | None = None  # of a gap at least as wide where there is none; None as the margin
+
+    @classmethod
+    def of(cls, a: Spread, b: Spread) -> "Difference":
+        gap = a.mean - b.mean
+        if not a.deviation and not b.deviation:
+            return cls(gap, None)
+        if a.deviation is None or b.deviation is None:
+            deviation, n = a.deviation or b.deviation or 0.0, max(a.n, b.n)
+            return cls.from_error(gap, deviation * math.sqrt(1 + 1 / n), n - 1, borrowed=True)
+        v, w = a.deviation**2 / a.n, b.deviation**2 / b.n  # variances of the two means
+        freedom = (v + w) ** 2 / (v**2 / (a.n - 1) + w**2 / (b.n - 1))
+        return cls.from_error(gap, math.sqrt(v + w), freedom)
+
+    @classmethod
+    def pooled(cls, a: Spread, b: Spread, deviation: float, freedom: float) -> "Difference":
+        """With one deviation for both sides, known from more runs than theirs."""
+        return cls.from_error(a.mean - b.mean, deviation * math.sqrt(1 / a.n + 1 / b.n), freedom)
+
+    @classmethod
+    def from_error(cls, gap: float, error: float, freedom: float, borrowed: bool = False) -> "Difference":
+        """By the standard error of the gap and its degrees of freedom."""
+        p_value = 1 - share(math.atan(abs(gap) / error / math.sqrt(freedom)), freedom)
+        return cls(gap, quantile(freedom) * error, borrowed, p_value)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes zero; not corrected for other comparisons."""
+        return self.margin is not None and abs(self.gap) > self.margin
+
+    @property
+    def interval(self) -> str:
+        """+0.13 to +1.60; nothing where there is none."""
+        if self.margin is None:
+            return ""
+        return f"{signed(self.gap - self.margin)} to {signed(self.gap + self.margin)}"
+
+    def __neg__(self) -> "Difference":
+        return replace(self, gap=-self.gap)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """+0.10, −0.10, 0.00: with a real minus, and no sign on a zero."""
+    text = f"{abs(value):.{digits}f}"
+    return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
+
+
+def share(angle: float, freedom: float, steps: int = 200) -> float:
+    """How much of Student's t distribution is smaller in size than t = sqrt(freedom) tan(angle), by Simpson's rule."""
+    scale = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    heights = [math.cos(angle * i / steps) ** (freedom - 1) for i in range(steps + 1)]
+    area = (heights[0] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]) + heights[-1]) * angle / steps / 3
+    return scale * area
+
+
+@cache
+def quantile(freedom: float) -> float:
+    """What a variable of Student's t distribution exceeds in size with the probability 1 - CONFIDENCE."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share(middle, freedom) < CONFIDENCE else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Which of several differences are significant after Holm's correction for their number."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    kept = [False] * len(p_values)
+    for place, i in enumerate(order):
+        if p_values[i] * (len(p_values) - place) > 1 - CONFIDENCE:
+            break
+        kept[i] = True
+    return kept

@@ -1,0 +1,113 @@
+"""What the studies measured, as tables: the faithfulness of explanations, and int8 beside fp32."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import format_bytes
+from mspcaps.pages.grid import grid
+
+METHODS = {
+    "part_whole": "part-whole heat map",
+    "gradient": "gradient, absolute",
+    "input_gradient": "input times gradient, absolute",
+    "random": "random order",
+    "part_whole_second": "part-whole heat map of the runner-up",
+    "part_whole_other": "part-whole heat map of another image",
+    "gradient_other": "gradient of another image",
+}
+PATCHES = {
+    "all": "all outlined patches",
+    "coarse": "the coarse patch with the largest effect",
+    "mid": "the middle patches with the largest effects",
+    "fine": "the fine patch with the largest effect in each of these",
+    "mid_adds": "for comparison: the middle patches that contribute most to the middle capsule",
+    "fine_agrees": "for comparison: the fine patch that agrees most in each middle patch with the largest effect",
+}
+ORDER_HEADS = ("order of the cells", "deletion (lower is better)", "insertion (higher is better)")
+BATCHES = (1, 32)
+FORMS = ("fp32", "int8")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MspcapsError(f"{path} cannot be read: {error}") from error
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    return "\n".join(grid(heads, rows, right=right))
+
+
+def read_explanations(results: Path) -> list[dict[str, Any]]:
+    """In the order of their names; those that compare ways to make the map come with `candidates`."""
+    found = []
+    for path in sorted((results / "explanation").glob("*.json")):
+        entry = read_json(path)
+        chosen = path.name.startswith("candidates-")
+        for setting in entry.get("settings") or [{}]:
+            missing = {"candidates"} - set(setting) if chosen else set(METHODS) - set(setting.get("methods", ()))
+            if missing:
+                raise MspcapsError(f"{path} is not a measurement of explanations")
+        found.append(entry | {"candidates": chosen})
+    return found
+
+
+def named_table(groups: Mapping[str, Any]) -> str:
+    """By how much the score drops, and the paired difference to random patches."""
+    rows = []
+    for group, title in PATCHES.items():
+        if group in groups:
+            own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
+            word = "more" if difference > 2 * error else "less" if difference < -2 * error else "no clear difference"
+            rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(difference, error), word))
+    return table(("patches", "score drops by", "random patches", "difference", "verdict"), rows, (1, 2, 3))
+
+
+def candidates_table(candidates: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            row["title"].replace("|", "&#124;"),
+            *(f"{row[w]['auc'][0]:.3f} ({figures(*row[w]['less_gradient'])})" for w in ("deletion", "insertion")),
+        )
+        for row in candidates.values()
+    ]
+    return table(ORDER_HEADS, rows, (1, 2))
+
+
+def methods_table(methods: Mapping[str, Any]) -> str:
+    rows = []
+    for name, title in METHODS.items():
+        found = [methods[name][way] for way in ("deletion", "insertion")]
+        beats = ["" if name == "random" else f" ({f['better_than_random']:.0f} %)" for f in found]
+        areas = [f"{f['auc'][0]:.3f} ± {f['auc'][1]:.3f}{b}" for f, b in zip(found, beats, strict=True)]
+        rows.append((title, *areas))
+    return table(ORDER_HEADS, rows, (1, 2))
+
+
+def judge(way: str, difference_and_error: Sequence[float]) -> str:
+    """No verdict within two standard errors."""
+    difference, error = difference_and_error
+    gain = -difference if way == "deletion" else difference
+    return "better than" if gain > 2 * error else "worse than" if gain < -2 * error else "not clearly different from"
+
+
+def figures(difference: float, error: float) -> str:
+    return f"{difference:+.3f} ± {error:.3f}".replace("-", "−")
+
+
+def int8_table(result: Mapping[str, Any]) -> str:
+    """Milliseconds stay in the store: a busy machine changes them more than their ratio."""
+    heads = ("weights", "file, fp32", "int8", "accuracy, fp32", "int8", *(f"time at batch {b}" for b in BATCHES))
+    rows = []
+    for name, found in result["weights"].items():
+        times = [found["ms_per_image"][str(batch)]["ratio"] for batch in BATCHES]
+        rows.append((
+            f"`{name}`", *(format_bytes(found["bytes"][form]) for form in FORMS),
+            *(f"{found['accuracy'][form]:.2f} %" for form in FORMS),
+            *(f"{median:.2f} ({low:.2f} to {high:.2f})" for low, median, high in times),
+        ))  # fmt: skip
+    return table(heads, rows, range(1, len(heads)))

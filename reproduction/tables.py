@@ -1,0 +1,263 @@
+"""The tables of the paper with our runs beside its figures, and what was tried where a figure is missed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from mspcaps.data.catalog import CATALOG, facts
+from mspcaps.models import summarize
+from mspcaps.report.runs import Group, Spread, read_groups, settings
+from mspcaps.training.ledger import Run
+from mspcaps.training.recipe import list_recipes, load_recipe
+from reproduction import paper
+from reproduction.claims import CLAIMS
+from reproduction.paper import Figure, PaperTable
+from reproduction.significance import Difference
+
+NEAR = 0.5  # points
+SHORTENED = {"name", "epochs", "held_out", "seed"}  # in what a trial differs from its recipe anyway
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what the paper says and what our runs of the same recipe reached."""
+
+    setting: tuple[str, ...]
+    model: str
+    dataset: str
+    figure: Figure | None
+    group: Group | None
+    recipe: str | None  # its name under recipes/
+
+    @property
+    def title(self) -> str:
+        return f"{paper.TITLES.get(self.model, self.model)} on {data_title(self.dataset)}"
+
+    @property
+    def gap(self) -> float | None:
+        """Our best epoch, mean over the seeds, less the paper's figure, as the two are printed."""
+        if self.group is None or self.figure is None:
+            return None
+        return round(round(self.group.best.mean, 2) - self.figure.accuracy, 2)
+
+    @property
+    def missed(self) -> bool:
+        return self.gap is not None and self.gap < 0
+
+    @property
+    def prediction_margin(self) -> float | None:
+        """How far one more run of ours may be from our mean: the paper's figure is taken to spread like them."""
+        if self.group is None or self.figure is None:
+            return None
+        return Difference.of(self.group.best, Spread(self.figure.accuracy, None, 1)).margin
+
+    @property
+    def params(self) -> int:
+        return self.group.first.params if self.group else count_parameters(self.model, self.dataset)
+
+    @property
+    def images(self) -> int:
+        return facts(self.dataset).test
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, or of runs that the paper has no row for (then `source` is None)."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    source: PaperTable | None = None
+
+    @property
+    def provenances(self) -> list[str]:
+        """Where the data of its runs came from, as the runs noted it."""
+        return sorted({run.provenance for row in self.rows if row.group for run in row.group.runs})
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the pages are made of."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for group in self.groups for run in group.runs]
+
+    @cached_property
+    def tested(self) -> list[Group]:
+        return [group for group in self.groups if not group.first.recipe["held_out"]]
+
+    @cached_property
+    def trials(self) -> list[Group]:
+        """Measured on held-out training images: never set beside a figure of the paper."""
+        return [group for group in self.groups if group.first.recipe["held_out"]]
+
+    @cached_property
+    def main(self) -> list[Table]:
+        """One row per data set of the paper, then those that the paper left out but that have a recipe."""
+        tables = []
+        for source in paper.MAIN:
+            model = source.figures[0].model
+            extra = [d for d in CATALOG if d not in source.datasets and f"paper/{d}/{model}" in list_recipes()]
+            rows = [self.row((data_title(d),), model, d) for d in (*source.datasets, *extra)]
+            tables.append(Table(source.title, ("data",), tuple(rows), source))
+        return tables
+
+    @cached_property
+    def ablations(self) -> list[Table]:
+        return [
+            Table(s.title, s.heads, tuple(self.row(f.setting, f.model, f.dataset) for f in s.figures), s)
+            for s in paper.ABLATIONS
+        ]
+
+    @cached_property
+    def beyond(self) -> list[Table]:
+        """What the paper has no row for."""
+        ours = {id(row.group) for table in self.main + self.ablations for row in table.rows}
+        others = {
+            "Runs beyond the paper's tables": [group for group in self.tested if id(group) not in ours],
+            "Trials, measured on held-out training images": self.trials,
+        }
+        heads = ("model", "data", "recipe")
+        return [Table(title, heads, tuple(map(further_row, found))) for title, found in others.items() if found]
+
+    def row(self, setting: tuple[str, ...], model: str, dataset: str) -> Row:
+        name = f"paper/{dataset}/{model}"
+        return Row(setting, model, dataset, paper.figure_of(model, dataset), self.group_of(name), name)
+
+    def group_of(self, recipe: str) -> Group | None:
+        """The runs of a recipe under recipes/, if there are any."""
+        return next((group for group in self.tested if settings(group.first.recipe) == recipe_settings(recipe)), None)
+
+    @cached_property
+    def compared(self) -> dict[str, Group]:
+        """The runs on CIFAR-10 by the paper's recipe that claims are about, by model."""
+        found = {}
+        for model in dict.fromkeys(model for claim in CLAIMS for pair in claim.pairs for model in pair):
+            name = f"paper/cifar10/{model}"
+            if group := self.group_of(name if name in list_recipes() else f"controls/{model}"):
+                found[model] = group
+        return found
+
+    @property
+    def paper_rows(self) -> list[Row]:
+        """Every figure of the paper once: the full models stand in several tables."""
+        rows = {(r.model, r.dataset): r for t in self.main + self.ablations for r in t.rows if r.figure}
+        return list(rows.values())
+
+    @property
+    def trained(self) -> list[Row]:
+        """Those of them that have runs of ours."""
+        return [row for row in self.paper_rows if row.group]
+
+    @property
+    def near_above_below(self) -> tuple[int, int, int]:
+        """How many of these lie within half a point of the paper, above that and below, best epochs on average."""
+        gaps = [row.gap for row in self.trained if row.gap is not None]
+        above, below = sum(gap > NEAR for gap in gaps), sum(gap < -NEAR for gap in gaps)
+        return len(gaps) - above - below, above, below
+
+    @property
+    def sampling_errors(self) -> list[tuple[str, float, int, float]]:
+        """Of every data set: title, standard error of an accuracy in points, test images, and that accuracy: our
+        lowest, which has the largest error."""
+        found = []
+        for name in ("mnist", "fashionmnist", "svhn", "cifar10"):
+            rows = [row for table in self.main for row in table.rows if row.dataset == name]
+            reached = [row.group.last.mean for row in rows if row.group]
+            lowest = min(reached or [row.figure.accuracy for row in rows if row.figure])
+            found.append((data_title(name), binomial_error(lowest, facts(name).test), facts(name).test, lowest))
+        return found
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried in place of a recipe, beside the recipe under the same conditions."""
+
+    words: str
+    group: Group
+    base: Group | None
+
+    @property
+    def difference(self) -> Difference | None:
+        return Difference.of(self.group.last, self.base.last) if self.base else None
+
+    @property
+    def better(self) -> bool:
+        return self.difference is not None and self.difference.clear and self.difference.gap > 0
+
+
+def read_report(results: Path) -> Report:
+    return Report(tuple(read_groups(results)))
+
+
+def trials_of(row: Row, report: Report) -> list[Trial]:
+    """For a figure of the paper, what was tried to better it; compared with what trained as long on as many images."""
+    recipe = recipe_settings(f"paper/{row.dataset}/{row.model}")
+    tried = [g for g in report.trials if (g.first.model, g.first.dataset) == (row.model, row.dataset)]
+    named = [(changes(settings(group.first.recipe), recipe), group) for group in tried]
+    bases = {length(group): group for words, group in named if not words}
+    return [Trial(words, group, bases.get(length(group))) for words, group in named if words]
+
+
+def length(group: Group) -> tuple[int, int]:
+    return group.first.recipe["epochs"], group.first.recipe["held_out"]
+
+
+def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """In what a trial departs from the recipe, in words; nothing for the recipe as it is."""
+    said = [f"initial {name} × {factor:g}" for name, factor in trial.get("initial_scale", {}).items() if factor != 1]
+    for key in {**recipe, **trial}:
+        ours, theirs = trial.get(key), recipe.get(key)
+        if ours == theirs or key in {*SHORTENED, "initial_scale"}:
+            continue
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            said += [f"{key} {name} {now}" for name, now in ours.items() if now != theirs.get(name)]
+        else:
+            said.append(f"{key} {ours}")
+    return ", ".join(said)
+
+
+def further_row(group: Group) -> Row:
+    run = group.first
+    title = (run.model, data_title(run.dataset), run.name)
+    return Row(title, run.model, run.dataset, None, group, recipe_of(run))
+
+
+def recipe_of(run: Run) -> str | None:
+    """The name under recipes/ of the way a run was trained."""
+    mine = settings(run.recipe)
+    return next((name for name in list_recipes() if recipe_settings(name) == mine), None)
+
+
+@cache
+def recipe_settings(name: str) -> dict[str, Any]:
+    """As the ledger has them."""
+    return settings(load_recipe(name).resolve().to_dict())
+
+
+@cache
+def count_parameters(model: str, dataset: str) -> int:
+    known = facts(dataset)
+    return summarize(model, len(known.classes), known.channels, known.img_size).params
+
+
+def data_title(dataset: str) -> str:
+    return CATALOG[dataset].title if dataset in CATALOG else dataset
+
+
+def binomial_error(accuracy: float, images: int) -> float:
+    """The standard error of an accuracy, both in percent, as an estimate for all images of the kind."""
+    return math.sqrt(accuracy * (100 - accuracy) / images)
+
+
+def quoted_cells(table: Table, which: str) -> Sequence[str]:
+    """Our accuracies in the paper's own layout, one per data set: of the "best" epochs or the "last"."""
+    assert table.source is not None
+    ours = {row.dataset: row.group for row in table.rows}
+    return [str(getattr(group, which)) if (group := ours[d]) else "not trained yet" for d in table.source.datasets]

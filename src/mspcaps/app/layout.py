@@ -1,0 +1,132 @@
+"""The page as Gradio lays it out: session.py works out the answers, templates/app.html words them."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mspcaps.app.perturb import RANGES, Changes
+from mspcaps.app.session import answer
+from mspcaps.app.store import ModelStore, trained_on
+from mspcaps.app.uploads import MAX_UPLOAD_BYTES, MAX_UPLOAD_PIXELS
+from mspcaps.data import CATALOG
+from mspcaps.errors import MspcapsError
+from mspcaps.pages import macro, render, stylesheet
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+TITLE = "mspcaps: parts and wholes"
+COLOURS = {"white": "#ffffff", "red": "#d63a2f", "yellow": "#f0c33c", "green": "#3f9b4f", "blue": "#3a78c9"}
+# Gradio reads these from the environment only. The last two concern a monitor that we switch off: without them every
+# answer would still count all answers before it.
+PRIVATE = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "GRADIO_ANALYTICS_MAX_EVENTS": "1",
+    "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
+}
+# Gradio asks with what the components hold; the picture is held by our own script.
+ASK = "(picture, ...rest) => { window.mspcaps.pending(true); return [window.mspcaps.picture, ...rest]; }"
+
+
+def import_gradio() -> Any:
+    """Gradio, told to keep to itself."""
+    os.environ.update(PRIVATE)
+    try:
+        import gradio
+    except ImportError as error:
+        raise MspcapsError("the app needs gradio: pip install 'mspcaps[app]'") from error
+    return gradio
+
+
+def layout(gr: Any, store: ModelStore, workers: int) -> "gr.Blocks":
+    first = store.names[0]
+    upload_zone = macro("app.html", "upload_zone")(MAX_UPLOAD_BYTES >> 20, MAX_UPLOAD_PIXELS // 10**6)
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
+        gr.HTML(macro("app.html", "heading")(), apply_default_css=False, js_on_load=None)
+        with gr.Row(elem_classes="desk", equal_height=False):
+            with gr.Column(scale=0, min_width=330, elem_classes="controls"):
+                model = gr.Dropdown(store.names, value=first, label="Model", filterable=False, elem_id="model")
+                with gr.Tabs(elem_id="sources"):
+                    samples = tab(gr, "Samples", sample_buttons(store, first), "samples(element, trigger, watch)")
+                    upload = tab(gr, "Upload", upload_zone, "upload(element, trigger)")
+                    drawing = tab(gr, "Draw", macro("app.html", "drawing_board")(COLOURS), "draw(element, trigger)")
+                rotation = slider(gr, "rotation", "Rotation, degrees clockwise", 1)
+                noise = slider(gr, "noise", "Noise, levels out of 255", 1)
+                attack = slider(gr, "fgsm", "FGSM attack, levels out of 255", 0.5)
+                reset = gr.Button("Undo all changes", elem_id="reset", size="sm")
+            with gr.Column(scale=1, min_width=320):
+                waiting = macro("app.html", "message")("The answer will appear here.")
+                result = gr.HTML(waiting, apply_default_css=False, elem_id="answer")
+        tree = gr.HTML("", apply_default_css=False, elem_id="tree", js_on_load="mspcaps.unfold(element, watch)")
+        picture = gr.Textbox(visible=False)
+        model.change(
+            lambda name: sample_buttons(store, name),
+            model, samples, show_progress="hidden", api_visibility="private", concurrency_limit=workers,
+        )  # fmt: skip
+        asked = gr.on(
+            [part.input for part in (samples, upload, drawing)] + [part.change for part in (rotation, noise, attack)],
+            predict_fn(store),
+            [picture, model, rotation, noise, attack],
+            [result, tree],
+            js=ASK,
+            preprocess=False,  # values are judged by our own checks, which answer in sentences
+            trigger_mode="always_last",  # a slider on the move skips what is out of date
+            concurrency_limit=workers,
+            show_progress="hidden",
+            api_name="answer",
+        )
+        asked.then(None, None, None, js="() => window.mspcaps.pending(false)", api_visibility="private")
+        reset.click(None, None, [rotation, noise, attack], js="() => [0, 0, 0]", api_visibility="private")
+    return blocks
+
+
+def predict_fn(store: ModelStore) -> Callable[..., tuple[str, str]]:
+    """The one question there is, as Gradio asks it: whatever comes in, HTML comes out."""
+    message = macro("app.html", "message")
+
+    def predict(picture: object, model: object, rotation: object, noise: object, fgsm: object) -> tuple[str, str]:
+        try:
+            changes = Changes.from_request(rotation=rotation, noise=noise, fgsm=fgsm)
+            found = answer(store.model(model), picture, changes, store.truth(model, picture))
+            return found.view, found.routing
+        except MspcapsError as error:
+            return message(str(error)), ""
+        except Exception:
+            logging.getLogger(__name__).exception("no answer could be computed")
+            return message("Something went wrong; see the terminal that runs the app"), ""
+
+    return predict
+
+
+def slider(gr: Any, name: str, label: str, step: float) -> Any:
+    low, high = RANGES[name]
+    return gr.Slider(low, high, value=0, step=step, label=label, elem_id=name, buttons=[])
+
+
+def tab(gr: Any, name: str, html: str, script: str) -> Any:
+    with gr.Tab(name):
+        # the event's name has to stand in the script for Gradio to know it
+        return gr.HTML(html, apply_default_css=False, js_on_load=f"mspcaps.{script}; // 'input'")
+
+
+def sample_buttons(store: ModelStore, name: str) -> str:
+    return macro("app.html", "sample_buttons")(name, store.samples(name), CATALOG.get(trained_on(store.model(name))))
+
+
+def theme(gr: Any) -> Any:
+    """Fonts of the system only: Gradio's own themes name fonts to load."""
+    fonts = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Liberation Sans")
+    mono = ("ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace")
+    return gr.themes.Base(font=[*fonts, "sans-serif"], font_mono=list(mono))
+
+
+def head() -> str:
+    """Style and script. The sheets of our pages hold inside .view only: their rules are for whole pages and would meet
+    Gradio's own elements, too. The first begins with the colours and fonts of the design; those are for everybody."""
+    colours, _, rules = (stylesheet() + render("explanation.css")).partition("* {")
+    style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("app.css", "app.js"))
+    limits = f'const limits = {{"bytes": {MAX_UPLOAD_BYTES}}};\n'
+    return f"<style>\n{colours}\n.view {{\n* {{{rules}}}\n{style}</style>\n<script>\n{limits}{script}</script>"

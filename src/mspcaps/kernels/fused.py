@@ -1,0 +1,174 @@
+"""`fuse(model)`: what a training step on a GPU runs in the place of the model.
+
+The model stays the definition. Its twin is made of the same modules, parameters and buffers, except where we know
+a part and nothing about it is unusual (no hook, no pruning, no frozen statistics): there our kernels compute the same.
+"""
+
+import copy
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import PatchifyCaps
+from mspcaps.capsules.patchify import patch_averages
+from mspcaps.kernels import embedding
+from mspcaps.kernels.backbone import MAX_PATCH_CHANNELS, backbone, supported
+from mspcaps.models import Model
+from mspcaps.models.controls import LinearHead, PatchAverages
+from mspcaps.models.layers import BatchNorm, ConvBN
+from mspcaps.models.mspcaps import MSRB, MSPCaps, MultiScalePatchify, ResidualBlock
+
+TRITON = importlib.util.find_spec("triton") is not None
+
+
+def fuse(model: Model) -> Model:
+    """A twin of a model in training mode with the same parameters and buffers, or the model itself where there is
+    nothing to gain. Both stay valid: what changes one, a step or a loaded state, changes the other."""
+    if TRITON and isinstance(model, MSPCaps | LinearHead) and parts_are_plain(model):
+        patchify = model.patchify
+        fused = FusedPatchify(patchify) if isinstance(patchify, MultiScalePatchify) else nn.Identity()
+        return with_children(model, {"backbone": FusedBackbone(model.backbone, patchify.patch), "patchify": fused})
+    return replace_modules(model, patch_conv)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def with_children(module: M, children: dict[str, nn.Module]) -> M:
+    """A copy that shares everything with the module but these children."""
+    twin = copy.copy(module)
+    twin._modules = {**module._modules, **children}
+    return twin
+
+
+def replace_modules(module: M, replace: Callable[[nn.Module], nn.Module]) -> M:
+    """The module with everything inside it replaced; only what holds something new is copied."""
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    new = {name: replace_modules(replace(child), replace) for name, child in children.items()}
+    changed = {name: child for name, child in new.items() if child is not children[name]}
+    return with_children(module, changed) if changed else module
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether to call the module is to run the forward pass of `kind` and nothing else: it has no hooks (pruning is
+    one) and was not parametrised, adapted or replaced. Others must be called, however fast a way around them is."""
+    return type(module) is kind and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def parts_are_plain(model: MSPCaps | LinearHead) -> bool:
+    """Whether no module that the operators pass by is more than they know: changed, listened to, or frozen."""
+    module, patchify = model.backbone, model.patchify
+    if type(model).forward_features not in (MSPCaps.forward_features, LinearHead.forward_features):
+        return False
+    if not is_plain(module, MSRB) or not (is_plain(patchify, MultiScalePatchify) or is_plain(patchify, PatchAverages)):
+        return False
+    layers: list[ConvBN] = conv_layers(module)
+    capsules: list[PatchifyCaps] = list(patchify.children())  # type: ignore[arg-type]
+    norms = [layer.bn for layer in layers]
+    eps, momentum = norms[0].eps, norms[0].momentum
+    return (
+        not module.grad_checkpointing
+        and momentum is not None
+        and all(is_plain(bn, BatchNorm) for bn in norms)
+        and all(bn.training and bn.eps == eps and bn.momentum == momentum for bn in norms)
+        and all(is_plain(layer.conv, nn.Conv2d) and is_plain(layer, ConvBN) for layer in layers)
+        and all(is_plain(block, ResidualBlock) for block in module.blocks)
+        and all(is_plain(layer, PatchifyCaps) for layer in capsules)
+        and all(is_plain(layer.project, nn.Linear) and is_plain(layer.norm, nn.LayerNorm) for layer in capsules)
+        and all(layer.norm.eps == capsules[0].norm.eps for layer in capsules)
+    )
+
+
+def conv_layers(module: MSRB) -> list[ConvBN]:
+    """All convolutions of the backbone in order."""
+    return [layer for block in module.blocks for layer in (block.first, *block.rest)]  # type: ignore[misc]
+
+
+class FusedBackbone(nn.Module):
+    """The backbone and the pooling of PatchifyCaps as one operator with a hand-written backward:
+    normalised images [b, c, h, w] -> patch averages [b, n_i, c_i] of every scale in use, finest first."""
+
+    def __init__(self, plain: MSRB, patch: int) -> None:
+        super().__init__()
+        self.plain, self.patch = plain, patch
+        depth = 1 + len(plain.blocks[0].rest)  # type: ignore[arg-type]
+        count = len(conv_layers(plain))
+        self.shortcuts = [i % depth > 0 for i in range(count)]
+        self.pools = [i % depth == depth - 1 and i // depth in plain.scales for i in range(count)]
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        layers = conv_layers(self.plain)
+        convs, norms = [layer.conv for layer in layers], [layer.bn for layer in layers]
+        strides = [conv.stride[0] for conv in convs]
+        if not supported(x, [conv.out_channels for conv in convs], strides, self.pools, self.patch):
+            return [patch_averages(f, self.patch) for f in self.plain(x)]
+        return backbone(
+            x.to(convs[0].weight.dtype),
+            [conv.weight for conv in convs],
+            [bn.weight for bn in norms],
+            [bn.bias for bn in norms],
+            [bn.running_mean for bn in norms],  # type: ignore[misc]
+            [bn.running_var for bn in norms],  # type: ignore[misc]
+            strides=strides,
+            shortcuts=self.shortcuts,
+            pools=self.pools,
+            patch=self.patch,
+            momentum=norms[0].momentum or 0.0,
+            eps=norms[0].eps,
+        )
+
+
+class FusedPatchify(nn.Module):
+    """PatchifyCaps after its pooling, for all scales: averages [b, n_i, c_i] -> primary capsules [b, n_i, d_i]."""
+
+    def __init__(self, plain: MultiScalePatchify) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def forward(self, averages: Sequence[Tensor]) -> list[Tensor]:
+        layers: list[PatchifyCaps] = list(self.plain)  # type: ignore[arg-type]
+        if not embedding.supported(averages, [len(layer.project.weight) for layer in layers]):
+            return [layer.embed(u) for layer, u in zip(layers, averages, strict=True)]
+        return embedding.embed(
+            averages,
+            [layer.project.weight for layer in layers],
+            [layer.project.bias for layer in layers],
+            [layer.position for layer in layers],
+            [layer.norm.weight for layer in layers],
+            [layer.norm.bias for layer in layers],
+            layers[0].norm.eps,
+        )
+
+
+def patch_conv(conv: nn.Module) -> nn.Module:
+    """A PatchConv for a plain 3x3 convolution on an image, whose weight gradient takes cuDNN out of all proportion."""
+    if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d) or conv.in_channels > MAX_PATCH_CHANNELS:
+        return conv
+    usual = conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.padding == (1, 1) and conv.dilation == (1, 1)
+    return PatchConv(conv) if usual and conv.groups == 1 and conv.padding_mode == "zeros" else conv
+
+
+class PatchConv(nn.Module):
+    """A 3x3 convolution of few input channels as a product with image patches."""
+
+    def __init__(self, plain: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        patches = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)  # [b, c, h, w, 3, 3]
+        patches = patches.permute(0, 2, 3, 4, 5, 1).reshape(b, h * w, 9 * c)
+        weight = self.weight.permute(2, 3, 1, 0).reshape(9 * c, -1)
+        spare = -9 * c % 8  # tensor cores take inner sizes in multiples of 8
+        patches, weight = F.pad(patches, (0, spare)), F.pad(weight, (0, 0, 0, spare))
+        # One product per image: the weight gradient then splits over the batch instead of one long thin product.
+        y = torch.bmm(patches, weight.expand(b, -1, -1))  # [b, h w, out]
+        y = y.view(b, h, w, -1).permute(0, 3, 1, 2)
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1)

@@ -1,0 +1,328 @@
+"""All Triton code: kernels of the MSRB backbone, then those of PatchifyCaps. Import only where Triton is present.
+
+Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and channels.
+Sums over the rows are added up atomically, a few hundred additions per channel, and the kernel that follows turns them
+into what it needs. A last program that adds up partial sums would make results repeatable to the bit, but took longer.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def batch_statistics(
+    y, sums, squares, M,
+    C: tl.constexpr, PROGRAMS: tl.constexpr, STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """y [M, C] -> adds sum (y - y[0]) and sum (y - y[0])^2 to [C]: any value near the mean avoids cancellation."""
+    first = tl.program_id(0)
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    shift = tl.load(y + columns, mask=used, other=0.0).to(tl.float32)
+    total, square = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
+    for step in range(STEPS):
+        # from the end, which was written last
+        rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(0, RB)
+        mask = (rows < M)[:, None] & used[None, :]
+        v = tl.load(y + rows[:, None] * C + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        v = tl.where(mask, v - shift[None, :], 0.0)
+        total += v
+        square += v * v
+    tl.atomic_add(sums + columns, tl.sum(total, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(squares + columns, tl.sum(square, axis=0), mask=used, sem="relaxed")
+
+
+@triton.jit
+def centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps):
+    """-> mean, 1 / sqrt(variance + eps) [CB] from the sums; the first program leaves them for the backward pass,
+    and the unbiased variance that the running one takes up, as in nn.BatchNorm2d."""
+    off = tl.load(sums + columns, mask=used, other=0.0) / M
+    variance = tl.maximum(tl.load(squares + columns, mask=used, other=0.0) / M - off * off, 0.0)
+    centre = tl.load(shift + columns, mask=used, other=0.0).to(tl.float32) + off
+    scale = 1 / tl.sqrt(variance + eps)
+    if tl.program_id(0) == 0:
+        tl.store(mean + columns, centre, mask=used)
+        tl.store(rstd + columns, scale, mask=used)
+        tl.store(unbiased + columns, variance * (M.to(tl.float32) / (M - 1).to(tl.float32)), mask=used)
+    return centre, scale
+
+
+@triton.jit
+def normalise(
+    y, residual, out, shift, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
+    C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """out = relu((y - mean) rstd gamma + beta [+ residual]), all [M, C]."""
+    rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    centre, scale = centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
+    scale *= tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
+    v = (tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]) * scale[None, :] + offset[None, :]
+    if SHORTCUT:
+        v += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + at, tl.maximum(v, 0.0).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def normalise_and_pool(
+    y, residual, out, pooled, shift, sums, squares, mean, rstd, unbiased, gamma, beta, M, eps,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
+    C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """The same, one window of P x P pixels per row of the tile, and the windows' averages [B, n, C] on the way.
+
+    Windows cut off by the border are visited for `out` but have no place in `pooled`.
+    """
+    GH: tl.constexpr = (H + P - 1) // P
+    GW: tl.constexpr = (W + P - 1) // P
+    window, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    image, gy, gx = window // (GH * GW), window // GW % GH, window % GW
+    centre, scale = centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps)
+    scale *= tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    total = tl.zeros([RB, CB], tl.float32)
+    for dy in range(P):
+        for dx in tl.static_range(P):
+            h, w = gy * P + dy, gx * P + dx
+            mask = ((image * H * W < M) & (h < H) & (w < W))[:, None] & used[None, :]
+            at = ((image * H + h) * W + w)[:, None] * C + columns[None, :]
+            v = (tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]) * scale[None, :]
+            v += offset[None, :]
+            if SHORTCUT:
+                v += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+            v = tl.maximum(v, 0.0)
+            tl.store(out + at, v.to(out.dtype.element_ty), mask=mask)
+            total += v
+    at = ((image * (H // P) + gy) * (W // P) + gx)[:, None] * C + columns[None, :]
+    mask = ((image * H * W < M) & (gy < H // P) & (gx < W // P))[:, None] & used[None, :]
+    tl.store(pooled + at, (total / (P * P)).to(pooled.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def incoming_gradient(
+    above, skip, pooled, out, v, rows, columns, mask,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """The gradient at a map's pre-activation [RB, CB]: the sum of its sources where the map is positive.
+
+    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from capsules.
+    The map is positive where "v" (the normalised conv output) is, or with a shortcut where "out" is; "none": no test.
+    """
+    at = rows[:, None] * C + columns[None, :]
+    g = tl.zeros(mask.shape, tl.float32)
+    if ABOVE:
+        g += tl.load(above + at, mask=mask, other=0.0).to(tl.float32)
+    if SKIP:
+        g += tl.load(skip + at, mask=mask, other=0.0).to(tl.float32)
+    if POOLED:
+        image, gy, gx = rows // (H * W), rows // W % H // P, rows % W // P
+        inside = mask & ((gy < H // P) & (gx < W // P))[:, None]
+        place = ((image * (H // P) + gy) * (W // P) + gx)[:, None] * C + columns[None, :]
+        g += tl.load(pooled + place, mask=inside, other=0.0).to(tl.float32) / (P * P)
+    if MASK == "v":
+        g = tl.where(v > 0, g, 0.0)
+    if MASK == "out":
+        g = tl.where(tl.load(out + at, mask=mask, other=0.0).to(tl.float32) > 0, g, 0.0)
+    return g
+
+
+@triton.jit
+def gradient_sums(
+    y, above, skip, pooled, out, g_out, mean, rstd, gamma, beta, products, d_beta, M,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr, WRITE: tl.constexpr,
+    PROGRAMS: tl.constexpr, STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """Adds sum g to d_beta and sum g (y - mean) to products [C]; with WRITE also g [M, C] (may overwrite `above`)."""
+    first = tl.program_id(0)
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
+    slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    total, product = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
+    for step in range(STEPS):
+        rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(0, RB)
+        mask = (rows < M)[:, None] & used[None, :]
+        at = rows[:, None] * C + columns[None, :]
+        off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
+        v = off * (scale * slope)[None, :] + offset[None, :]
+        g = incoming_gradient(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
+        if WRITE:
+            tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=mask)
+        total += g
+        product += g * off
+    tl.atomic_add(d_beta + columns, tl.sum(total, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(products + columns, tl.sum(product, axis=0), mask=used, sem="relaxed")
+
+
+@triton.jit
+def gradient_through_norm(
+    y, above, skip, pooled, out, dy, mean, rstd, gamma, beta, products, d_gamma, d_beta, M,
+    H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
+    RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """dy = gamma rstd (g - mean(g) - xhat mean(g xhat)) [M, C] (may overwrite `above`); d_gamma = sum g xhat [C]."""
+    rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used = columns < C
+    centre, scale = tl.load(mean + columns, mask=used, other=0.0), tl.load(rstd + columns, mask=used, other=0.0)
+    slope = tl.load(gamma + columns, mask=used, other=0.0).to(tl.float32)
+    offset = tl.load(beta + columns, mask=used, other=0.0).to(tl.float32)
+    mean_g = tl.load(d_beta + columns, mask=used, other=0.0) / M
+    sum_g_xhat = tl.load(products + columns, mask=used, other=0.0) * scale
+    if tl.program_id(0) == 0:
+        tl.store(d_gamma + columns, sum_g_xhat, mask=used)
+    mean_g_xhat = sum_g_xhat / M
+    at, mask = rows[:, None] * C + columns[None, :], (rows < M)[:, None] & used[None, :]
+    off = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) - centre[None, :]
+    v = off * (scale * slope)[None, :] + offset[None, :]
+    g = incoming_gradient(above, skip, pooled, out, v, rows, columns, mask, H, W, P, C, ABOVE, SKIP, POOLED, MASK)
+    d = (scale * slope)[None, :] * (g - mean_g[None, :] - off * (mean_g_xhat * scale)[None, :])
+    tl.store(dy + at, d.to(dy.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def image_patches(
+    x, weight, patches, padded, x_b, x_c, x_h, x_w, w_o, w_i, w_h, w_w, rows_of_x, programs_of_x,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, K: tl.constexpr,
+    RB: tl.constexpr, KB: tl.constexpr,
+):  # fmt: skip
+    """x [b, c, h, w] -> 3x3 patches [b h w, K] with columns (row, column, channel), zeros from 9 c to K;
+    the programs beyond those lay out the weight [o, c, 3, 3] the same way as `padded` [o, K]."""
+    column = tl.arange(0, KB)
+    c, kx, ky = column % CIN, column // CIN % 3, column // (3 * CIN)
+    real = column < 9 * CIN
+    program = tl.program_id(0)
+    if program < programs_of_x:
+        row = program * RB + tl.arange(0, RB)
+        b, h, w = row // (H * W), row // W % H, row % W
+        hh, ww = h[:, None] + ky[None, :] - 1, w[:, None] + kx[None, :] - 1
+        mask = (row < rows_of_x)[:, None] & real[None, :] & (hh >= 0) & (hh < H) & (ww >= 0) & (ww < W)
+        v = tl.load(x + b[:, None] * x_b + c[None, :] * x_c + hh * x_h + ww * x_w, mask=mask, other=0.0)
+        tl.store(
+            patches + row[:, None] * K + column[None, :], v, mask=(row < rows_of_x)[:, None] & (column < K)[None, :]
+        )
+    else:
+        row = (program - programs_of_x) * RB + tl.arange(0, RB)
+        at = row[:, None] * w_o + (c * w_i + ky * w_h + kx * w_w)[None, :]
+        v = tl.load(weight + at, mask=(row < COUT)[:, None] & real[None, :], other=0.0)
+        tl.store(padded + row[:, None] * K + column[None, :], v, mask=(row < COUT)[:, None] & (column < K)[None, :])
+
+
+@triton.jit
+def conv3x3(
+    x, weight, y, shift, sums, squares, M,
+    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, COUT: tl.constexpr,
+    STRIDE: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """x [b, H, W, C], weight [COUT, 3, 3, C] -> y [M = b HO WO, COUT], padding 1. With SUMS adds sum (y - shift) and
+    sum (y - shift)^2 over the pixels, of y as it is stored; a shift near the mean avoids cancellation."""
+    row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    real, used = row < M, column < COUT
+    b, top, left = row // (HO * WO), (row // WO % HO) * STRIDE - 1, (row % WO) * STRIDE - 1
+    corner = ((b * H + top) * W + left) * C  # may lie outside, never read there
+    k = tl.arange(0, BK)
+    total = tl.zeros([BM, BN], tl.float32)
+    for step in range(9 * tl.cdiv(C, BK)):
+        tap, c = step // tl.cdiv(C, BK), step % tl.cdiv(C, BK) * BK + k
+        h, w = top + tap // 3, left + tap % 3
+        inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        at = (corner + (tap // 3 * W + tap % 3) * C)[:, None] + c[None, :]
+        x_tile = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
+        at = column[None, :] * (9 * C) + (tap * C + c)[:, None]
+        w_tile = tl.load(weight + at, mask=used[None, :] & (c < C)[:, None], other=0.0)
+        if WIDE:  # Triton's interpreter would multiply the bits of bf16 numbers
+            total += tl.dot(x_tile.to(tl.float32), w_tile.to(tl.float32), input_precision="ieee")
+        else:
+            total = tl.dot(x_tile, w_tile, total)
+    out = total.to(y.dtype.element_ty)
+    mask = real[:, None] & used[None, :]
+    tl.store(y + row[:, None] * COUT + column[None, :], out, mask=mask)
+    if SUMS:
+        off = out.to(tl.float32) - tl.load(shift + column, mask=used, other=0.0)[None, :]
+        off = tl.where(mask, off, 0.0)
+        tl.atomic_add(sums + column, tl.sum(off, axis=0), mask=used, sem="relaxed")
+        tl.atomic_add(squares + column, tl.sum(off * off, axis=0), mask=used, sem="relaxed")
+
+
+# PatchifyCaps after its pooling. A program owns RB rows of [b n, ...], capsules of one scale; c is walked over in
+# chunks of CB, d is padded to DP. Products take operands in the precision of x and add up in fp32, the rest is fp32.
+
+
+@triton.jit
+def product(a, b, WIDE: tl.constexpr):
+    """a b in fp32. WIDE takes the operands in fp32 too: Triton's interpreter multiplies the bits of bf16 numbers."""
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b)
+
+
+@triton.jit
+def embed_forward(
+    x, weight, bias, position, gamma, beta, out, normed, rstd, rows, eps,
+    N: tl.constexpr, C: tl.constexpr, D: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, DP: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """h = x W^T + bias + position, normed = (h - mean) / sqrt(variance + eps), out = normed gamma + beta."""
+    r, d = tl.program_id(0) * RB + tl.arange(0, RB), tl.arange(0, DP)
+    real, used = r < rows, d < D
+    h = tl.zeros([RB, DP], tl.float32)
+    for c0 in tl.static_range(0, C, CB):
+        c = c0 + tl.arange(0, CB)
+        x_tile = tl.load(x + r[:, None] * C + c[None, :], mask=real[:, None] & (c < C)[None, :], other=0.0)
+        w_tile = tl.load(weight + d[None, :] * C + c[:, None], mask=used[None, :] & (c < C)[:, None], other=0.0)
+        h += product(x_tile, w_tile, WIDE)
+    mask = real[:, None] & used[None, :]
+    h += tl.load(position + (r % N)[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    h += tl.load(bias + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    h = tl.where(mask, h, 0.0)
+    centred = tl.where(mask, h - tl.sum(h, axis=1)[:, None] / D, 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / D + eps)
+    n = centred * scale[:, None]
+    at = r[:, None] * D + d[None, :]
+    tl.store(normed + at, n, mask=mask)
+    tl.store(rstd + r, scale, mask=real)
+    u = n * tl.load(gamma + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    u += tl.load(beta + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, u.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def embed_backward(
+    du, x, weight, gamma, normed, rstd, dx, d_weight, d_position, d_bias, d_gamma, d_beta, rows,
+    N: tl.constexpr, C: tl.constexpr, D: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, DP: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Writes dx and adds to the rest, which come as zeros in fp32."""
+    r, d = tl.program_id(0) * RB + tl.arange(0, RB), tl.arange(0, DP)
+    real, used = r < rows, d < D
+    mask = real[:, None] & used[None, :]
+    at = r[:, None] * D + d[None, :]
+    g = tl.load(du + at, mask=mask, other=0.0).to(tl.float32)
+    n = tl.load(normed + at, mask=mask, other=0.0)
+    tl.atomic_add(d_beta + d, tl.sum(g, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(d_gamma + d, tl.sum(g * n, axis=0), mask=used, sem="relaxed")
+    g = g * tl.load(gamma + d, mask=used, other=0.0).to(tl.float32)[None, :]
+    dh = g - tl.sum(g, axis=1)[:, None] / D - n * (tl.sum(g * n, axis=1)[:, None] / D)
+    dh = tl.where(mask, dh * tl.load(rstd + r, mask=real, other=0.0)[:, None], 0.0)
+    tl.atomic_add(d_bias + d, tl.sum(dh, axis=0), mask=used, sem="relaxed")
+    tl.atomic_add(d_position + (r % N)[:, None] * D + d[None, :], dh, mask=mask, sem="relaxed")
+    small = dh.to(x.dtype.element_ty)
+    for c0 in tl.static_range(0, C, CB):
+        c = c0 + tl.arange(0, CB)
+        inside = real[:, None] & (c < C)[None, :]
+        w_tile = tl.load(weight + d[:, None] * C + c[None, :], mask=used[:, None] & (c < C)[None, :], other=0.0)
+        dx_tile = product(small, w_tile, WIDE)
+        tl.store(dx + r[:, None] * C + c[None, :], dx_tile.to(dx.dtype.element_ty), mask=inside)
+        x_tile = tl.load(x + r[:, None] * C + c[None, :], mask=inside, other=0.0)
+        dw_tile = product(tl.trans(small), x_tile, WIDE)
+        where = used[:, None] & (c < C)[None, :]
+        tl.atomic_add(d_weight + d[:, None] * C + c[None, :], dw_tile, mask=where, sem="relaxed")

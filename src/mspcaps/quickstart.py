@@ -1,0 +1,113 @@
+"""The first run, on the embedded images: what shipped weights say about them, then a model trained from nothing, with a
+page about each."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from mspcaps.data import facts, load_dataset
+from mspcaps.data.catalog import SAMPLE
+from mspcaps.evaluation import Evaluation, evaluate
+from mspcaps.evaluation.page import Page, render_page
+from mspcaps.files import write_atomically
+from mspcaps.models import Card, load_model, read_card
+from mspcaps.models.shipped import pretrained_path
+from mspcaps.training import Recipe, Result, choose_device, load_recipe, train
+from mspcaps.training.trainer import Listener
+
+SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """What the first run leaves."""
+
+    page: Path
+    weights: Path
+    evaluation: Evaluation
+
+
+def quickstart(
+    out: Path,
+    device: str | None = None,
+    listener: Listener = lambda trainer: None,
+    recipe: Recipe | None = None,
+    stop: threading.Event | None = None,
+) -> Quickstart:
+    """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
+    # a ledger of its own: trials do not belong into results/
+    result = train(
+        recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=listener, stop=stop,
+        overwrite=True,
+    )  # fmt: skip
+    found = evaluate(result.model, load_dataset(result.recipe.data, "test", result.recipe.img_size))
+    weights = result.folder / "last.safetensors"
+    page = out / "index.html"
+    write_atomically(page, render_page(describe(result, found, weights)))
+    return Quickstart(page.resolve(), weights, found)
+
+
+def shipped(out: Path, device: str | None = None) -> Quickstart:
+    """What weights that come with the package say about the embedded test images: a page in seconds, no training."""
+    card = read_card(SHIPPED)
+    weights = pretrained_path(card.model, card.dataset)
+    model = load_model(weights).to(choose_device(device))
+    found = evaluate(model, load_dataset(SAMPLE, "test", model.config["img_size"]))
+    page = out / "shipped.html"
+    write_atomically(page, render_page(describe_shipped(card, found)))
+    return Quickstart(page.resolve(), weights, found)
+
+
+def describe_shipped(card: Card, found: Evaluation) -> Page:
+    known = facts(card.dataset)
+    return Page(
+        title=f"mspcaps quickstart · {card.name}, shipped weights",
+        facts=[
+            ("parameters", f"{card.params:,}"),
+            ("file", f"{card.bytes / 1e6:.1f} MB"),
+            ("trained on", f"{known.train:,} images"),
+            ("epochs", f"{card.recipe['epochs']}"),
+            (f"on all {card.test_images:,} test images", f"{card.accuracy:.2f} %"),
+        ],
+        evaluation=found,
+        data=load_dataset(SAMPLE, "test", known.native_size),  # shown as they are, not as the model sees them
+        commands=[
+            ("Classify a picture of your own:", f"mspcaps predict {card.name} PICTURE.png"),
+            ("See why the model decides as it does:", f"mspcaps explain {card.name} PICTURE.png"),
+            ("See all shipped weights:", "mspcaps models --pretrained"),
+        ],
+        footer=f"Nothing was trained for this page. {card.provenance} {card.licence}",
+    )
+
+
+def describe(result: Result, found: Evaluation, weights: Path) -> Page:
+    recipe, entry = result.recipe, result.entry
+    known = facts(recipe.data)
+    seconds, software = entry["seconds"]["train"], entry["software"]
+    return Page(
+        title=f"mspcaps quickstart · {recipe.model} on the {known.title}",
+        facts=[
+            ("parameters", f"{entry['params']:,}"),
+            ("classes", f"{len(found.classes)}"),
+            ("training images", f"{known.train:,}"),
+            ("epochs", f"{recipe.epochs}"),
+            ("training time", f"{seconds:.0f} s"),
+            ("test loss", f"{found.loss:.3f}"),
+        ],
+        evaluation=found,
+        data=load_dataset(recipe.data, "test", known.native_size),  # shown as they are, not as the model sees them
+        losses=[row.loss for row in result.history],
+        accuracies=[row.accuracy for row in result.history],
+        commands=[
+            ("Classify a picture of your own:", f"mspcaps predict {weights} PICTURE.png"),
+            ("See all models and what they cost:", "mspcaps models"),
+            (
+                "Train on your own pictures, one folder per class:",
+                f"mspcaps train --data FOLDER --model {recipe.model} --img-size 32 --epochs 30 --batch-size 32",
+            ),
+        ],
+        footer=(
+            f"Trained on {entry['device']} in {entry['precision']}, seed {recipe.seed}, with mspcaps "
+            f"{software['mspcaps']}, PyTorch {software['torch']}. {entry['provenance']} {known.licence}"
+        ),
+    )

@@ -1,0 +1,149 @@
+"""Any ledger as tables and curves: one page with contents, and the tables alone as Markdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from mspcaps.data.catalog import CATALOG
+from mspcaps.files import write_atomically
+from mspcaps.pages import render
+from mspcaps.pages.grid import grid
+from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
+from mspcaps.report.runs import Group, read_groups
+from mspcaps.training.recipe import measured_on
+
+PAGE, TABLES = "index.html", "report.md"
+HEADS = ("model", "recipe", "measured on", "last epoch", "best epoch", "n", "parameters", "training")
+FIGURES = range(3, 7)  # of these columns
+RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
+RUN_FIGURES = range(3, 8)
+READING = (
+    "Accuracies are percentages of the images that a run was measured on: the test images, or training images that "
+    "were held out.",
+    "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Runs made again with the "
+    "same seed are averaged with it first.",
+    "“Last epoch” is what training ended with. “Best epoch” was chosen on the very images that it is measured on, so "
+    "it flatters.",
+    "“Training” is the time of one run including its evaluations; “shared” means that other runs were on the device.",
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One data set."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        return CATALOG[self.name].title if self.name in CATALOG else self.name
+
+    @property
+    def anchor(self) -> str:
+        return f"data-{self.name}"
+
+    @property
+    def provenances(self) -> list[str]:
+        """Where the images came from, as the runs noted it."""
+        return sorted({run.provenance for group in self.groups for run in group.runs})
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        return [row_of(group) for group in self.groups]
+
+    @property
+    def curves(self) -> list[tuple[str, list[tuple[str, Markup]]]]:
+        """For every row its title and its charts, each with what it shows."""
+        return [(f"{group.first.model}, {group.first.name}", charts_of(group)) for group in self.groups]
+
+
+def row_of(group: Group) -> tuple[str, ...]:
+    """In the order of HEADS."""
+    run = group.first
+    return (
+        run.model, run.name, measured_on(run.recipe["held_out"]), str(group.last), str(group.best),
+        f"{group.last.n}", f"{run.params:,}", group.training_time,
+    )  # fmt: skip
+
+
+def charts_of(group: Group) -> list[tuple[str, Markup]]:
+    run = group.first
+    name, measured = f"{run.model} on {run.dataset}", measured_on(run.recipe["held_out"])
+    charts = [
+        (
+            f"Accuracy on the {measured} images, in percent",
+            accuracy_chart([run.curve["accuracy"] for run in group.runs], f"Accuracy of {name}"),
+        ),
+        (
+            "Loss on the training images, logarithmic",
+            loss_chart([run.curve["loss"] for run in group.runs], f"Loss of {name}"),
+        ),
+        *health_charts(group),
+    ]
+    return [(words, Markup(chart)) for words, chart in charts]
+
+
+def sections_of(groups: list[Group]) -> list[Section]:
+    names = dict.fromkeys(group.first.dataset for group in groups)
+    return [Section(name, tuple(g for g in groups if g.first.dataset == name)) for name in names]
+
+
+def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, ...]]:
+    """In the order of RUN_HEADS, repeats behind the first runs; commit and sha256 in short."""
+    return [
+        (
+            run.dataset, run.model, run.name, f"{run.seed}{' (repeat)' if place >= len(group.runs) else ''}",
+            *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
+            f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit), run.weights_sha256[:8] or "–",
+        )
+        for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
+    ]  # fmt: skip
+
+
+def short_commit(commit: str | None) -> str:
+    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "") if commit else "–"
+
+
+def markdown(groups: list[Group]) -> str:
+    """The tables alone."""
+    parts = ["# Runs", ""]
+    for section in sections_of(groups):
+        parts += [f"## {section.title}", "", *grid(HEADS, section.rows, right=FIGURES), ""]
+        parts += [f"Data: {' '.join(section.provenances)}", ""]
+    if groups:
+        parts += ["## How to read this", "", *(f"- {note}" for note in READING), ""]
+        parts += ["## All runs", "", *grid(RUN_HEADS, run_rows(groups), right=RUN_FIGURES), ""]
+    return "\n".join(parts if groups else [*parts, "There are no runs yet.", ""])
+
+
+def page(groups: list[Group]) -> str:
+    runs = [run for group in groups for run in group.runs + group.repeats]
+    facts = {
+        "runs": f"{len(runs)}",
+        "data sets": f"{len({run.dataset for run in runs})}",
+        "models": f"{len({run.model for run in runs})}",
+        "training time": duration(sum(run.seconds.train for run in runs)),
+        "devices": ", ".join(sorted({run.device for run in runs})),
+    }
+    return render(
+        "report.html", title="mspcaps · report", facts=facts, sections=sections_of(groups), heads=HEADS,
+        figures=FIGURES, reading=READING, run_heads=RUN_HEADS, run_figures=RUN_FIGURES, run_rows=run_rows(groups),
+    )  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
+
+
+def write_report(results: Path = Path("results"), out: Path = Path("runs/report")) -> list[Group]:
+    """Write index.html and report.md about every run of a ledger into the folder `out`, and nothing elsewhere."""
+    groups = read_groups(results)
+    files = {out / PAGE: page(groups), out / TABLES: markdown(groups)}
+    for path, text in files.items():
+        write_atomically(path, text)
+    return groups

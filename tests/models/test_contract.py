@@ -1,0 +1,225 @@
+"""timm's surface, the same for every registered model."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models import (
+    Model,
+    create_model,
+    list_models,
+    list_pretrained,
+    load_model,
+    model_options,
+    param_groups,
+    save_weights,
+)
+
+NAMES = list_models()
+SMALL = [name for name in NAMES if not name.startswith("mspcaps_l")]
+SIZE = 16
+
+
+def small(name: str, **options: Any) -> Model:
+    torch.manual_seed(0)
+    return create_model(name, num_classes=4, in_chans=2, img_size=SIZE, **options)
+
+
+def images(n: int = 4) -> Tensor:
+    return torch.rand(n, 2, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(loaded: Model, model: Model, x: Tensor) -> None:
+    """To the bit but for the order of sums: convolutions of loaded weights are channels_last."""
+    assert loaded.config == model.config and not loaded.training
+    state = model.state_dict()
+    assert state.keys() == loaded.state_dict().keys()
+    assert all(torch.equal(t, state[key]) for key, t in loaded.state_dict().items())
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_model_says_of_itself(name: str) -> None:
+    with torch.device("meta"):
+        model = create_model(name, num_classes=4, in_chans=2, img_size=(16, 20))
+        scores = model(torch.empty(2, 2, 16, 20))
+    assert isinstance(model, Model) and scores.shape == (2, 4)
+    assert (model.num_classes, model.in_chans, model.img_size) == (4, 2, (16, 20))
+    assert model.config["name"] == name and model.metadata == {} and model.scores in ("lengths", "logits")
+    params = dict(model.named_parameters())
+    assert model.no_weight_decay() <= params.keys() and model.fp32_parameters() <= params.keys()
+    assert model.tensor_places().keys() <= {*params, "routing.0.w1", "routing.1.w1"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
+def test_features_and_head_make_the_whole(name: str) -> None:
+    model, x = small(name).eval(), images()
+    features = model.forward_features(x)
+    assert torch.equal(model.forward_head(features), model(x))
+    tensors = features if isinstance(features, list) else [features.mean((2, 3))]  # a ResNet averages its last map
+    assert sum(t[0].numel() for t in tensors) == model.num_features
+
+
+@pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
+def test_maps_and_capsules_of_each_scale_by_name(name: str) -> None:
+    model, x = small(name).eval(), images()
+    named = model.forward_intermediates(x)
+    assert all(isinstance(t, Tensor) and len(t) == 4 for t in named.values())
+    maps = [t for key, t in named.items() if key.startswith("map.")]
+    assert maps and all(t.ndim == 4 for t in maps)
+    assert [t.shape[2] for t in maps] == sorted((t.shape[2] for t in maps), reverse=True), "finest first"
+    features = model.forward_features(x)
+    if isinstance(features, list):
+        rest = [t for key, t in named.items() if key.startswith(("primary.", "average."))]
+        assert all(torch.equal(a, b) for a, b in zip(rest, features, strict=True))
+    if hasattr(model, "forward_capsules"):
+        assert torch.equal(list(named.values())[-1], model.forward_capsules(x))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_loss_takes_class_numbers_and_soft_targets(name: str) -> None:
+    model, x, y = small(name).eval(), images(), torch.tensor([0, 1, 3, 1])
+    loss = model.training_loss(x, y, model.criterion)
+    assert loss.shape == () and torch.equal(loss, model.criterion(model(x), y))
+    soft = torch.nn.functional.one_hot(y, 4).float()
+    torch.testing.assert_close(model.training_loss(x, soft, model.criterion), loss)
+    assert model.training_loss(x, y, lambda scores, y: scores.sum()) == model(x).sum()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_new_classifier_and_nothing_else(name: str, tmp_path: Path) -> None:
+    model, x = small(name).eval(), images()
+    model.metadata = {"classes": list("abcd"), "recipe": {"data": "toy"}}
+    head = {id(p) for p in model.get_classifier().parameters()}
+    kept = {key: p for key, p in model.named_parameters() if id(p) not in head}
+    before = {key: t.clone() for key, t in model.state_dict().items()}
+    model.double().reset_classifier(7)
+    now = dict(model.named_parameters())
+    assert head and now.keys() - kept.keys() and all(now[key] is p for key, p in kept.items())
+    assert {p.dtype for p in now.values()} == {torch.float64} and not any(m.training for m in model.modules())
+    model.float()
+    same = before.keys() - (now.keys() - kept.keys())
+    assert all(torch.equal(model.state_dict()[key], before[key]) for key in same)
+    assert model(x).shape == (4, 7) and model.num_classes == model.config["num_classes"] == 7
+    assert model.metadata == {"recipe": {"data": "toy"}}, "the names of the old classes are gone"
+    save_weights(tmp_path / "w.safetensors", model)
+    assert_same(load_model(tmp_path / "w.safetensors"), model, x)
+    for wrong in (1, 0, 2.5):
+        with pytest.raises(MspcapsError, match=str(wrong)):
+            model.reset_classifier(wrong)  # type: ignore[arg-type]
+    assert model.num_classes == 7
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "resnet18"])
+def test_checkpointing_saves_memory_and_changes_nothing_else(name: str) -> None:
+    plain, y = small(name), torch.tensor([0, 1, 3, 1])
+    saving = copy.deepcopy(plain)
+    saving.set_grad_checkpointing()
+    losses, sizes = [], []
+    for model in (plain, saving):
+        kept: list[int] = []
+
+        def pack(t: Tensor, kept: list[int] = kept) -> Tensor:
+            kept.append(t.numel())
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            losses.append(model.training_loss(images(), y, model.criterion))
+        losses[-1].backward()
+        sizes.append(sum(kept))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-7)
+    assert sizes[1] < sizes[0]
+    for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        assert (a.grad - b.grad).norm() <= 1e-6 * a.grad.norm() + 1e-9, key
+    for (key, a), b in zip(plain.named_buffers(), saving.buffers(), strict=True):
+        assert torch.equal(a, b), f"{key} moved twice"
+    saving.set_grad_checkpointing(False)
+    assert torch.equal(saving.eval()(images()), plain.eval()(images()))
+
+
+def test_the_compiler_takes_checkpoints_too() -> None:
+    plain, y = small("mspcaps_t"), torch.tensor([0, 1, 3, 1])
+    saving = copy.deepcopy(plain)
+    saving.set_grad_checkpointing()
+    torch._dynamo.reset()
+    whole = torch.compile(lambda x: saving.training_loss(x, y, saving.criterion), backend="aot_eager", fullgraph=True)
+    losses = [plain.training_loss(images(), y, plain.criterion), whole(images())]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-7)
+    for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert (a.grad - b.grad).norm() <= 1e-5 * a.grad.norm() + 1e-9
+    for a, b in zip(plain.buffers(), saving.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_parameters_without_decay_have_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("mspcaps_t")
+    (group,) = param_groups(model, 0.1)
+    assert group["weight_decay"] == 0.1 and len(group["params"]) == len(list(model.parameters()))
+    monkeypatch.setattr(model, "no_weight_decay", lambda: {"patchify.0.position"})
+    model.get_submodule("backbone").requires_grad_(False)
+    decayed, spared = param_groups(model, 0.1)
+    assert spared["weight_decay"] == 0 and spared["params"][0] is model.get_parameter("patchify.0.position")
+    assert len(spared["params"]) == 1 and len(decayed["params"]) == 3 * 5 - 1 + 2
+    torch.optim.AdamW([decayed, spared])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pretrained_takes_the_weights_that_ship(name: str) -> None:
+    if not list_pretrained(f"{name}.*"):
+        with pytest.raises(MspcapsError, match=name):
+            create_model(name, pretrained=True)
+        return
+    model, x = create_model(name, pretrained=True), torch.rand(2, 3, 32, 32)
+    assert model.config["name"] == name and not model.training
+    assert model.metadata["recipe"]["data"] == "cifar10"
+    assert torch.equal(model(x), load_model(f"{name}.cifar10")(x))
+
+
+def test_options_make_the_variants() -> None:
+    x = torch.rand(2, 3, 32, 32)
+    for variant, options in (("mspcaps_t_p3", {"patch": 3}), ("mspcaps_t_unshared", {"shared": False})):
+        made = []
+        for name, given in (("mspcaps_t", options), (variant, {})):
+            torch.manual_seed(0)
+            made.append(create_model(name, **given).eval())
+        assert torch.equal(made[0](x), made[1](x))
+        assert made[0].state_dict().keys() == made[1].state_dict().keys()
+        assert made[0].config == {**made[1].config, "name": "mspcaps_t", **options}
+
+
+@pytest.mark.parametrize(("name", "options"), [("mspcaps_t", {"patch": 2}), ("mspcaps_t_dr", {"iterations": 1})])
+def test_options_survive_a_file(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, x = small(name, **options).eval(), images()
+    save_weights(path := tmp_path / "w.safetensors", model, classes=list("abcd"))
+    again = load_model(path)
+    assert again.config == model.config and options.items() <= again.config.items()
+    for loaded in (again, create_model(name, pretrained=path), create_model(name, pretrained=path, **options)):
+        assert_same(loaded, model, x)
+    assert options.keys() <= model_options(name).keys()
+
+
+def test_trained_weights_with_other_options_begin_with_what_fits() -> None:
+    trained = create_model("mspcaps_t", pretrained=True)
+    model = create_model("mspcaps_t", pretrained=True, patch=2)
+    assert model.training and model.config["patch"] == 2
+    name = "backbone.blocks.2.first.conv.weight"
+    assert torch.equal(model.get_parameter(name), trained.get_parameter(name))
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_routing_states_are_named_after_their_blocks() -> None:
+    model, x = small("mspcaps_t_dr").eval(), images()
+    states = model.routing_state(x)
+    assert [state.name for state in states] == [f"routing.{i}" for i in range(4)]
+    assert torch.equal(states[-1].output, model.forward_capsules(x))  # type: ignore[operator]
+    assert small("resnet20").routing_state(x) == [] and small("resnet20").patch_grids() == []
+    assert small("mspcaps_t").patch_grids() == [(4, (4, 4)), (8, (2, 2)), (16, (1, 1))]

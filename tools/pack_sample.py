@@ -1,0 +1,61 @@
+"""Packs the embedded sample of FashionMNIST anew from the cached data: `python -m tools.pack_sample`.
+
+Packed parts: manifest.json with the sha256 of each array, a PNG mosaic and the labels of each split.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import mspcaps.data.sample
+from mspcaps.data.cache import read_cached
+from mspcaps.data.formats import COLUMNS, array_sha256
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically, write_json
+
+PER_CLASS = {"train": 500, "test": 100}
+
+
+def choose(labels: np.ndarray, per_class: int) -> np.ndarray:
+    """Positions of the first `per_class` images of each class, in file order."""
+    first = [np.flatnonzero(labels == label)[:per_class] for label in np.unique(labels)]
+    return np.sort(np.concatenate(first))
+
+
+def mosaic(images: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W] -> one grey picture, 100 images per row, the last row filled up with black."""
+    n, h, w = images.shape
+    rows = -(-n // COLUMNS)
+    canvas = np.zeros((rows * COLUMNS, h, w), np.uint8)
+    canvas[:n] = images
+    return canvas.reshape(rows, COLUMNS, h, w).transpose(0, 2, 1, 3).reshape(rows * h, COLUMNS * w)
+
+
+def make(folder: Path) -> None:
+    """Write the sample into the folder."""
+    splits: dict[str, Any] = {}
+    for split, per_class in PER_CLASS.items():
+        images, labels = read_cached("fashionmnist", split)
+        chosen = choose(labels, per_class)
+        images, labels = images[chosen, 0], labels[chosen]
+        picture = Image.fromarray(mosaic(images))
+        write_atomically(folder / f"{split}-00.png", partial(picture.save, format="PNG", optimize=True))
+        write_atomically(folder / f"{split}-labels.npy", partial(np.save, arr=labels))
+        splits[split] = {
+            "shape": list(images.shape),
+            "parts": [{"file": f"{split}-00.png", "images": len(images)}],
+            "x_sha256": array_sha256(images),
+            "y_sha256": array_sha256(labels),
+        }
+    write_json(folder / "manifest.json", {"name": "fashionmnist_sample", "splits": splits})
+
+
+if __name__ == "__main__":
+    try:
+        make(Path(mspcaps.data.sample.__file__).parent)
+    except MspcapsError as error:
+        sys.exit(f"error: {error}")
