@@ -6,7 +6,6 @@ import hashlib
 import math
 import reprlib
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -289,11 +288,7 @@ def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
 
 def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
     """A value of the type that a field has; a table becomes an Augmentation, a list a tuple."""
-    union = (
-        typing.get_args(kind)
-        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-        else (kind,)
-    )
+    union = typing.get_args(kind) if type(None) in typing.get_args(kind) else (kind,)
     for one in union:
         origin = typing.get_origin(one) or one
         if origin is Literal:
