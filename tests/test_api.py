@@ -112,9 +112,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
             mspcaps.load_dataset("fashionmnist_sample", "test", size)
 
 
-def test_train_refuses_options_that_nobody_has() -> None:
-    with pytest.raises(MspcapsError, match=r"epoch.*epochs"):
-        mspcaps.train("quickstart", epoch=1)
+def test_fields_of_a_recipe_are_changed_by_replace() -> None:
+    with pytest.raises(MspcapsError, match="no 'epoch': did you mean 'epochs'"):
+        mspcaps.load_recipe("quickstart").replace(epoch=1)
+    with pytest.raises(TypeError, match="epochs"):
+        mspcaps.train("quickstart", epochs=1)
 
 
 def test_the_name_or_file_of_weights_stands_for_the_model(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_what_comes_back_shows_itself_without_its_tensors(tmp_path: Path) -> Non
     assert repr(found).startswith("Explanation(4 images of 1 x 32 x 32, 10 classes") and "tensor" not in repr(found)
     assert f"{evaluation.accuracy:.2f} % of 64 images right" in repr(evaluation) and "tensor" not in repr(evaluation)
     entry = Epoch(epoch=3, lr=0.1, loss=0.2, accuracy=90.0)
-    assert repr(Result(Recipe(), model, [entry], {}, tmp_path)) == f"Result({tmp_path}: {entry})"
+    assert repr(Result(Recipe(), model, [entry], None, tmp_path)) == f"Result({tmp_path}: {entry})"
     assert "CrossAgreementRouting(fine=(4, 4), coarse=(2, 2), n_out=10, d_out=32, shared=True)" in repr(model)
     assert "DynamicRouting(n_in=42, d_in=8, n_out=10, d_out=16, iterations=3)" in repr(
         mspcaps.create_model("mspcaps_t_dr")
@@ -271,7 +273,7 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
         (lambda: mspcaps.create_model("mspcaps_t_mean", pretrained="cifar10"), r"mspcaps_t_mean"),
         (lambda: mspcaps.explain(shipped(), SAMPLE.images[:2] / 255).tree(2), "2"),
         (lambda: mspcaps.save_pretrained(None, "nowhere"), "None"),  # type: ignore[arg-type]
-        (lambda: mspcaps.train("quickstart", "cpu", form="fast"), "fast.*eager"),
+        (lambda: mspcaps.train("quickstart", device="cpu", engine="fast"), "fast.*eager"),
     ],
 )
 def test_values_that_cannot_be(call: Callable[[], object], message: str, tmp_path: Path, monkeypatch) -> None:

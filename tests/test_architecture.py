@@ -10,12 +10,12 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "mspcaps"
 ORDER = [  # from left to right; what shares a line may import each other, APART excepted
     {"errors", "files", "lazy"},
+    {"progress"},
     {"pages"},
     {"capsules", "data"},
     {"models"},
     {"evaluation", "kernels"},
     {"training"},
-    {"progress"},
     {"explanation", "export", "bench"},
     {"__init__"},  # the public API
     {"report"},

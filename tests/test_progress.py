@@ -1,27 +1,55 @@
-"""What a run tells about itself while it goes."""
+"""How far long work is, told in lines and in bars."""
 
-from types import SimpleNamespace
+import io
+from typing import Any
 
 import pytest
-import torch
 
-from mspcaps.progress import Meter, Reading
-
-
-def test_a_run_too_short_for_a_rate_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([0.0, 1.0, 2.0])
-    monkeypatch.setattr("mspcaps.progress.time.monotonic", lambda: next(moments))
-    trainer = SimpleNamespace(
-        epoch=0, steps_done=5, history=[], recipe=SimpleNamespace(epochs=1),
-        plan=SimpleNamespace(steps=10, batch_size=8), step=SimpleNamespace(loss_sum=torch.tensor(1.0)),
-    )  # fmt: skip
-    meter = Meter()
-    for _ in range(2):
-        assert str(meter.read(trainer)) == "epoch 1/1   50 %  loss 0.2000"  # type: ignore[arg-type]
-    trainer.steps_done = 10
-    assert str(meter.read(trainer)) == "epoch 1/1  100 %  20 images/s  0:00 left  loss 0.1000"  # type: ignore[arg-type]
+from mspcaps.progress import Progress, clock
 
 
-def test_the_whole_line() -> None:
-    reading = Reading(epoch=2, epochs=3, steps=15, of_steps=30, rate=1234.5, left=75, loss=0.25, accuracy=12.345)
-    assert str(reading) == "epoch 2/3   50 %  1,234 images/s  1:15 left  loss 0.2500  accuracy 12.35 %"
+def moments(monkeypatch: pytest.MonkeyPatch, *times: float) -> list[float]:
+    """The clock stands at the last of the times that was asked for."""
+    now = [times[0]]
+    monkeypatch.setattr("mspcaps.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_come_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 steps in 4 seconds; the rate is that of the last half minute, not of all time."""
+    now, file = moments(monkeypatch, 100.0), io.StringIO()
+    with Progress("images", every=3.0, file=file) as progress:
+        for time, done in ((100.0, 0), (101.0, 100), (104.0, 256), (140.0, 640), (140.5, 700), (150.0, 960)):
+            now[0] = time
+            assert progress.due("run") == (time not in (101.0, 140.5))
+            progress.update("run", done, 960, "loss 0.5", f"epoch {1 + done // 320}/3")
+    assert file.getvalue().splitlines() == [
+        "epoch 1/3   27 %  64 images/s  0:11 left  loss 0.5",
+        "epoch 3/3   67 %  11 images/s  0:30 left  loss 0.5",
+        "epoch 4/3  100 %  15 images/s  0:00 left  loss 0.5",
+    ]
+
+
+def test_work_too_short_for_a_rate_and_without_a_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, file = moments(monkeypatch, 0.0), io.StringIO()
+    with Progress("bytes", every=1.0, file=file) as progress:
+        progress.update("all at once", 5, 5)
+        progress.update("a file", 0, None)
+        now[0] = 2.0
+        progress.update("a file", 3_000_000, None)
+    assert file.getvalue().splitlines() == ["all at once  100 %", "a file  3,000,000  1.5 MB/s"]
+
+
+@pytest.mark.parametrize(("parallel", "left"), [(False, ["b"]), (True, ["a", "b"])])
+def test_a_bar_on_a_terminal(parallel: bool, left: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with Progress("images", parallel=parallel) as progress:
+        assert progress.bars is not None
+        progress.update("a", 1, 10)
+        progress.update("b", 2, 10, "loss 0.5")
+        tasks = [(task.description, task.completed, task.total, task.fields["facts"]) for task in progress.bars.tasks]
+    assert tasks == [(name, 1 if name == "a" else 2, 10, "" if name == "a" else "loss 0.5") for name in left]
+
+
+def test_the_clock() -> None:
+    assert [clock(seconds) for seconds in (0, 75, 3675)] == ["0:00", "1:15", "1:01:15"]

@@ -60,12 +60,12 @@ def test_quick_commands_run_as_written(place, capsys):
 
 
 def test_the_run_is_called_what_the_readme_says(place):
-    from mspcaps.cli.training import Changes, choose_recipe
+    from mspcaps.cli.training import choose_recipe
 
     words = next(words for words in commands("mspcaps") if words[1:3] == ["train", "--data"])
     given = {key[2:].replace("-", "_"): value for key, value in zip(words[2::2], words[3::2], strict=True)}
     numbers = {key: int(value) if value.isdigit() else value for key, value in given.items()}
-    recipe = choose_recipe(None, Changes(**numbers))
+    recipe = choose_recipe(None, numbers)
     assert f"runs/{recipe.dataset}/{recipe.model}/{recipe.run_name}/last.safetensors" in README
 
 

@@ -5,6 +5,7 @@ ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
      Path("results/runs/cifar10/mspcaps_t/paper-seed0.json"), data)
 """
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -19,7 +20,8 @@ from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
 from mspcaps.models import Model, load_model, save_weights
 from mspcaps.models.shipped import SUFFIX, Card, halved, probe, weights_folder
-from mspcaps.training.ledger import device_name, read_entry
+from mspcaps.training.ledger import device_name, read_run
+from mspcaps.training.recipe import stored_recipe
 
 MAY_COST = 0.05  # points of accuracy that half precision may cost
 SAME_RUN = 0.2  # points by which fp32 may differ from the ledger, which has the accuracy in the training precision
@@ -38,7 +40,7 @@ def ship(
     `weights` is the last.safetensors of the run that `ledger_entry` tells of, or a copy of it in half precision;
     `data` is the whole test set. Nothing is written when half precision costs too much.
     """
-    entry, folder = read_entry(ledger_entry), folder or weights_folder()
+    entry, folder = dataclasses.asdict(read_run(ledger_entry)), folder or weights_folder()
     model = load_model(weights)
     original = check_run(weights, model, ledger_entry, entry)
     check_test_set(data, entry)
@@ -64,7 +66,7 @@ def ship(
 
 def check_run(weights: Path, model: Model, ledger_entry: Path, entry: dict[str, Any]) -> bool:
     """Whether the file is the very one that the ledger knows; a copy in half precision is let pass, nothing else."""
-    if model.metadata.get("recipe") != entry["recipe"]:
+    if stored_recipe(model.metadata.get("recipe", {})) != entry["recipe"]:
         raise MspcapsError(f"{weights} was not trained with the recipe in {ledger_entry}")
     if sha256_of(weights) == entry["weights_sha256"]:
         return True

@@ -13,7 +13,6 @@ from mspcaps.files import write_atomically
 from mspcaps.models import Card, load_model, read_card
 from mspcaps.models.shipped import pretrained_path
 from mspcaps.training import Recipe, Result, choose_device, load_recipe, train
-from mspcaps.training.trainer import Listener
 
 SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
 
@@ -30,18 +29,16 @@ class Quickstart:
 def quickstart(
     out: Path,
     device: str | None = None,
-    listener: Listener = lambda trainer: None,
     recipe: Recipe | None = None,
     stop: threading.Event | None = None,
 ) -> Quickstart:
     """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
     # a ledger of its own: trials do not belong into results/
     result = train(
-        recipe or load_recipe("quickstart"), device, out=out, results=out / "results", listener=listener, stop=stop,
-        overwrite=True,
+        recipe or load_recipe("quickstart"), device=device, out=out, results=out / "results", stop=stop, overwrite=True,
     )  # fmt: skip
     found = evaluate(result.model, load_dataset(result.recipe.data, "test", result.recipe.img_size))
-    weights = result.folder / "last.safetensors"
+    weights = result.weights
     page = out / "index.html"
     write_atomically(page, render_page(describe(result, found, weights)))
     return Quickstart(page.resolve(), weights, found)
@@ -81,13 +78,13 @@ def describe_shipped(card: Card, found: Evaluation) -> Page:
 
 
 def describe(result: Result, found: Evaluation, weights: Path) -> Page:
-    recipe, entry = result.recipe, result.entry
+    recipe, run = result.recipe, result.run
     known = facts(recipe.data)
-    seconds, software = entry["seconds"]["train"], entry["software"]
+    seconds, software = run.seconds.train, run.software
     return Page(
         title=f"mspcaps quickstart · {recipe.model} on the {known.title}",
         facts=[
-            ("parameters", f"{entry['params']:,}"),
+            ("parameters", f"{run.params:,}"),
             ("classes", f"{len(found.classes)}"),
             ("training images", f"{known.train:,}"),
             ("epochs", f"{recipe.epochs}"),
@@ -107,7 +104,7 @@ def describe(result: Result, found: Evaluation, weights: Path) -> Page:
             ),
         ],
         footer=(
-            f"Trained on {entry['device']} in {entry['precision']}, seed {recipe.seed}, with mspcaps "
-            f"{software['mspcaps']}, PyTorch {software['torch']}. {entry['provenance']} {known.licence}"
+            f"Trained on {run.device} in {run.precision}, seed {recipe.seed}, with mspcaps "
+            f"{software['mspcaps']}, PyTorch {software['torch']}. {run.provenance} {known.licence}"
         ),
     )

@@ -185,12 +185,12 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 def test_a_run_keeps_its_health_also_when_it_is_resumed(recipe: Recipe, tmp_path: Path) -> None:
-    whole = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
+    whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     stopped = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b")
     assert stopped.run(deadline=0.0) is None
-    resumed = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
-    assert resumed.history == whole.history and resumed.entry["curve"] == whole.entry["curve"]
-    health = json.loads(json.dumps(whole.entry))["curve"]["health"]
+    resumed = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert resumed.history == whole.history and resumed.run.curve == whole.run.curve
+    health = json.loads(json.dumps(whole.run.curve))["health"]
     assert list(health) == ["routing.0", "routing.1"]
     first = health["routing.0"]
     assert first["capsules"] == 4 and {len(first[key]) for key in ("entropy", "top", "starved")} == {2}
@@ -206,18 +206,18 @@ def test_a_checkpoint_from_before_there_was_health_goes_on(recipe: Recipe, tmp_p
     for row in progress["history"]:
         del row["health"]
     save_checkpoint(path, tensors, progress)
-    curve = train(recipe, "cpu", out=tmp_path, results=tmp_path).entry["curve"]["health"]["routing.1"]
+    curve = train(recipe, device="cpu", out=tmp_path, results=tmp_path).run.curve["health"]["routing.1"]
     assert curve["entropy"][0] is None and curve["swapped"]["fine"][0] is None and curve["entropy"][1] > 0
 
 
 def test_a_run_without_couplings_has_no_health(recipe: Recipe, tmp_path: Path) -> None:
-    result = train(replace(recipe, model="mspcaps_t_linear", epochs=1), "cpu", out=tmp_path, results=tmp_path)
-    assert "health" not in result.entry["curve"] and as_curves([row.health for row in result.history]) == {}
+    result = train(replace(recipe, model="mspcaps_t_linear", epochs=1), device="cpu", out=tmp_path, results=tmp_path)
+    assert "health" not in result.run.curve and as_curves([row.health for row in result.history]) == {}
 
 
 def test_training_says_once_that_a_block_collapsed(recipe: Recipe, tmp_path: Path) -> None:
     said: list[str] = []
-    trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path, say=said.append)
+    trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path, log=said.append)
     sound = BlockHealth("routing.0", 16, entropy=0.9, top=1.5, starved=0.0, swapped={})
     lost = BlockHealth("routing.1", 4, entropy=0.5, top=3.2, starved=0.75, swapped={})
     for epoch in range(2):

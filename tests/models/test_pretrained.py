@@ -18,8 +18,8 @@ from mspcaps.files import sha256_of
 from mspcaps.models import load_model, save_weights
 from mspcaps.models import shipped as weights
 from mspcaps.models.shipped import Card, halved, probe
-from mspcaps.training.ledger import read_entry
-from mspcaps.training.recipe import with_defaults
+from mspcaps.training.ledger import read_run
+from mspcaps.training.recipe import stored_recipe
 
 ROOT = Path(__file__).parents[2]
 NAMES = weights.list_pretrained() or [pytest.param("", marks=pytest.mark.skip(reason="no weights are shipped"))]
@@ -37,9 +37,9 @@ def test_what_a_card_says_of_its_file(name):
     assert model.metadata["recipe"] == card.recipe
     assert card.reference - card.accuracy < 0.05, "what half precision may cost"
     if (ROOT / card.ledger).is_file():
-        entry = read_entry(ROOT / card.ledger)
-        assert (entry["recipe"], entry["weights_sha256"]) == (with_defaults(card.recipe), card.run_sha256)
-        assert entry["provenance"] == card.provenance
+        run = read_run(ROOT / card.ledger)
+        assert (run.recipe, run.weights_sha256) == (stored_recipe(card.recipe), card.run_sha256)
+        assert run.provenance == card.provenance
 
 
 @pytest.mark.parametrize("name", NAMES)

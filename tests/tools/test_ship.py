@@ -29,7 +29,7 @@ def run(tmp_path_factory):
         model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=2, batch_size=100, lr=2e-3,
         warmup_epochs=0, img_size=12, augment=Augmentation(),
     )  # fmt: skip
-    result = train(recipe, "cpu", out=place / "runs", results=place / "results")
+    result = train(recipe, device="cpu", out=place / "runs", results=place / "results")
     entry = place / "results/runs/fashionmnist_sample/mspcaps_t_scale16/tiny-seed0.json"
     source, data = result.folder / "last.safetensors", load_dataset("fashionmnist_sample", "test", 12)
     model = load_model(source)

@@ -37,7 +37,7 @@ first.write = lambda tensors: (print("a checkpoint"), Trainer.write(first, tenso
 assert first.run() is None and first.steps_done == 1
 second = Trainer(recipe, cpu, out=Path(out, "a"), results=Path(out, "a")).run()
 whole = Trainer(recipe, cpu, out=Path(out, "b"), results=Path(out, "b")).run()
-print("an entry" if whole.entry else "no entry")
+print("an entry" if whole.run.weights_sha256 else "no entry")
 assert all(abs(a.loss - b.loss) < 1e-6 for a, b in zip(second.history, whole.history)), (second.history, whole.history)
 lonely = Trainer(recipe, cpu, out=Path(out, "c"), results=Path(out, "c"))
 lonely.epoch = lonely.world.rank  # as if one process had seen no checkpoint
@@ -51,9 +51,9 @@ except Exception as error:
 
 def first_step(data: str, out: str) -> None:
     """Keep gradients and statistics of the first batch, then train to the end."""
-    recipe = Recipe(data=data, augment=Augmentation(2, True, 10.0), **RECIPE)  # type: ignore[arg-type]
+    recipe = Recipe(data=data, name="whole", augment=Augmentation(2, True, 10.0), **RECIPE)  # type: ignore[arg-type]
     trainer = Trainer(recipe, torch.device("cpu"), out=Path(out), results=Path(out))
-    trainer.plan.begin(0)
+    trainer.loader.begin(0)
     _, gradients = trainer.step.gradients()
     if trainer.world.is_main:
         statistics = {name: b.clone() for name, b in trainer.model.named_buffers() if "running" in name}
@@ -79,7 +79,7 @@ def in_two_processes(data: Path, out: Path) -> str:
 def found_in(out: Path) -> tuple[torch.Tensor, dict, dict, dict]:
     """-> gradients of the first batch, BatchNorm statistics after it, the ledger entry and weights of the whole run."""
     (gradients,), statistics = torch.load(out / "first.pt", weights_only=True)
-    (entry,), (last,) = out.glob("bars/*/custom-seed0.json"), out.glob("bars/*/custom-seed0/last.safetensors")
+    (entry,), (last,) = out.glob("runs/bars/*/whole-seed0.json"), out.glob("bars/*/whole-seed0/last.safetensors")
     return gradients, statistics, json.loads(entry.read_text()), load_file(last)
 
 
@@ -107,25 +107,34 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(tiny_npz: Path
 
 
 @pytest.mark.filterwarnings("ignore:.*all_reduce is deprecated:FutureWarning")
-def test_synchronised_batchnorm_is_batchnorm() -> None:
-    """In a world of one, on a batch so small that the correction of the variance, 8 / 7, shows."""
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm2d, BatchNorm])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_synchronised_batchnorm_is_batchnorm(kind: type[torch.nn.BatchNorm2d], momentum: float | None) -> None:
+    """In a world of one, on a batch so small that the correction of the variance, 8 / 7, shows; PyTorch's own layer
+    gives way to it as ours does, and parameters and statistics stay where they were."""
     torch.manual_seed(0)
-    theirs, ours = torch.nn.BatchNorm2d(3), BatchNorm(3)
+    theirs, model = torch.nn.BatchNorm2d(3), torch.nn.Sequential(kind(3))
     torch.nn.init.normal_(theirs.weight)
     torch.nn.init.normal_(theirs.bias)
-    ours.load_state_dict(theirs.state_dict(), strict=False)  # ours counts no batches
-    synchronize_batchnorm(ours)
-    assert type(ours) is SyncBatchNorm
-    x, upstream = 2 * torch.randn(2, 3, 2, 2) + 1, torch.randn(2, 3, 2, 2)
+    model[0].load_state_dict(theirs.state_dict(), strict=False)  # ours counts no batches
+    theirs.momentum = model[0].momentum = momentum
+    before = dict(model.state_dict(keep_vars=True))
+    synchronize_batchnorm(model)
+    (ours,) = model
+    assert type(ours) is SyncBatchNorm and model.state_dict().keys() == before.keys()
+    assert all(tensor is before[name] for name, tensor in model.state_dict(keep_vars=True).items())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        found = []
-        for layer in (ours, theirs):
-            leaf = x.clone().requires_grad_()
-            y = layer(leaf)
-            found.append((y, *torch.autograd.grad(y, [leaf, layer.weight, layer.bias], upstream)))
+        for _ in range(2):
+            x, upstream = 2 * torch.randn(2, 3, 2, 2) + 1, torch.randn(2, 3, 2, 2)
+            found = []
+            for layer in (ours, theirs):
+                leaf = x.clone().requires_grad_()
+                y = layer(leaf)
+                found.append((y, *torch.autograd.grad(y, [leaf, layer.weight, layer.bias], upstream)))
+            torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     finally:
         dist.destroy_process_group()
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     for name in ("running_mean", "running_var"):
         torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.eval()(x), theirs.eval()(x), rtol=1e-5, atol=1e-5)

@@ -4,13 +4,13 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.data.augment import epoch_draws, epoch_order
-from mspcaps.training.loader import Plan
+from mspcaps.training.loader import Loader
 
 
 def test_every_epoch_has_an_order_and_draws_of_its_own() -> None:
     data = ImageSet(torch.zeros(23, 1, 8, 8, dtype=torch.uint8), torch.arange(23) % 3, tuple("abc"), "x")
     augment, orders = Augmentation(crop=2, flip=True, rotate=10.0), set()
-    plan = Plan(data, 5, augment, seed=3)
+    plan = Loader(data, 5, augment, seed=3)
     for epoch in (0, 1, 7):
         plan.begin(epoch, step=2)
         assert plan.order.shape == (4, 5) and int(plan.position) == 2

@@ -4,22 +4,22 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from test_trainer import Head, entry_of
 from training_makers import bars
 
 import mspcaps
 from mspcaps.data import Augmentation, FolderImages, ImageSet, load_dataset
 from mspcaps.errors import MspcapsError
-from mspcaps.models import register_model, registry, save_weights
-from mspcaps.training import Recipe, Trainer, ledger, override, train
-from mspcaps.training.loader import Plan, StreamingPlan
-from mspcaps.training.setup import fitting_batch, load_images, resolve
+from mspcaps.models import Task, register_model, registry, save_weights
+from mspcaps.training import Recipe, Trainer, ledger, train
+from mspcaps.training.images import fitting_batch, load_images
+from mspcaps.training.loader import Loader, StreamingLoader
 from mspcaps.training.sweep import load_sweep, run_sweep
 
 CPU = torch.device("cpu")
@@ -50,19 +50,19 @@ def other(tmp_path: Path) -> Path:
     images, labels = bars(32, 32, 7)
     np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     recipe = recipe_for(tmp_path / "other.npz", img_size=32, epochs=1)
-    return train(recipe, "cpu", out=tmp_path / "o", results=tmp_path / "o").folder / "last.safetensors"
+    return train(recipe, device="cpu", out=tmp_path / "o", results=tmp_path / "o").folder / "last.safetensors"
 
 
 def test_the_batches_of_an_epoch_are_balanced_in_every_share() -> None:
     """One process and its share of several see the same images; the number of steps stays as it is."""
     labels = torch.tensor([0] * 50 + [1] * 14 + [2] * 3)
     data = ImageSet(torch.zeros(67, 1, 4, 4, dtype=torch.uint8), labels, tuple("abc"), "skewed")
-    whole = Plan(data, 8, Augmentation(), seed=3, balance=True)
+    whole = Loader(data, 8, Augmentation(), seed=3, balance=True)
     whole.begin(4)
-    assert whole.steps == Plan(data, 8, Augmentation(), seed=3).steps == 8
+    assert whole.steps == Loader(data, 8, Augmentation(), seed=3).steps == 8
     counts = Counter(labels[whole.order.flatten()].tolist())
     assert max(counts.values()) - min(counts.values()) <= 1 and sum(counts.values()) == 64
-    halves = [Plan(data, 8, Augmentation(), 3, rank, 2, balance=True) for rank in (0, 1)]
+    halves = [Loader(data, 8, Augmentation(), 3, rank, 2, balance=True) for rank in (0, 1)]
     for half in halves:
         half.begin(4)
     assert torch.equal(torch.cat([half.order for half in halves], dim=1), whole.order)
@@ -72,15 +72,15 @@ def test_streaming_equals_resident_images_when_balanced(
     skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_for(skewed, balance=True)
-    resident = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
-    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    resident = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
+    monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     streaming = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b")
-    assert isinstance(streaming.plan, StreamingPlan)
+    assert isinstance(streaming.loader, StreamingLoader)
     result = streaming.run()
-    assert result is not None and resident.entry["recipe"]["balance"] is True
+    assert result is not None and resident.run.recipe["balance"] is True
     a, b = (load_file(run.folder / "last.safetensors") for run in (resident, result))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    plain = train(recipe_for(skewed), "cpu", out=tmp_path / "c", results=tmp_path / "c")
+    plain = train(recipe_for(skewed), device="cpu", out=tmp_path / "c", results=tmp_path / "c")
     c = load_file(plain.folder / "last.safetensors")
     assert not all(torch.equal(a[name], c[name]) for name in a)
 
@@ -90,17 +90,17 @@ def test_training_and_test_pictures_must_fit_into_half_the_memory(
     halves: int, kept: type, skewed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """53 pictures to train on and 53 to test on, 3 x 16 x 16 bytes each: a memory of three such sets is too small."""
-    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: halves * 53 * 3 * 16 * 16)
+    monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: halves * 53 * 3 * 16 * 16)
     assert [type(images) for images in load_images(recipe_for(skewed), CPU)] == [kept, kept]
 
 
 def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_path: Path) -> None:
     said: list[str] = []
     recipe = recipe_for(skewed, init=str(other), lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1)
-    result = train(recipe, "cpu", out=tmp_path, results=tmp_path / "r", say=said.append)
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r", log=said.append)
     old, new = load_file(other), load_file(result.folder / "last.safetensors")
-    fresh = load_file(train(recipe_for(skewed, init="", lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh"),
-                            "cpu", out=tmp_path, results=tmp_path / "r").folder / "last.safetensors")  # fmt: skip
+    untrained = recipe_for(skewed, init="", lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh")
+    fresh = load_file(train(untrained, device="cpu", out=tmp_path, results=tmp_path / "r").weights)
     statistics = {name for name in new if "running" in name}  # these follow the batches even at rate zero
     for name in new.keys() - statistics - {"normalize.mean", "normalize.std"}:
         if name.startswith("routing."):
@@ -117,32 +117,28 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
 
 def test_a_checkpoint_goes_on_without_the_initial_weights(skewed: Path, other: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, init=str(other), balance=True)
-    whole = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a", say=lambda line: None)
+    whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a", log=lambda line: None)
     said: list[str] = []
-    options = {"out": tmp_path / "b", "results": tmp_path / "b", "say": said.append}
+    options = {"out": tmp_path / "b", "results": tmp_path / "b", "log": said.append}
     assert Trainer(recipe, CPU, **options).run(deadline=0.0) is None  # type: ignore[arg-type]
     other.unlink()
-    resumed = train(recipe, "cpu", **options)
+    resumed = train(recipe, device="cpu", **options)
     a, b = (load_file(run.folder / "last.safetensors") for run in (whole, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert (
-        len([line for line in said if line.startswith("starts from")]) == 1
-        and resumed.entry["initial"] == whole.entry["initial"]
+        len([line for line in said if line.startswith("starts from")]) == 1 and resumed.run.initial == whole.run.initial
     )
     with pytest.raises(MspcapsError, match="there is no weights file"):
-        train(recipe, "cpu", **options)
+        train(recipe, device="cpu", overwrite=True, **options)
 
 
-def test_names_of_shipped_weights_are_for_the_front(skewed: Path, tmp_path: Path) -> None:
-    """`training` does not know what comes with the package; mspcaps.train, the command line and its sweeps do."""
+def test_shipped_weights_are_known_by_name(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, init="mspcaps_t.mnist", epochs=1)
     said: list[str] = []
-    result = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=said.append)
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path, log=said.append)
     assert result.recipe.init == "mspcaps_t.mnist" and said[0].startswith("starts from mspcaps_t.mnist: ")
-    with pytest.raises(MspcapsError, match=r"no weights file mspcaps_t\.mnist"):
-        train(recipe_for(skewed, init="mspcaps_t.mnist", epochs=1, seed=1), "cpu", out=tmp_path, results=tmp_path)
     with pytest.raises(MspcapsError, match=r"did you mean mspcaps_t\.mnist"):
-        mspcaps.train(recipe_for(skewed, init="mspcaps_t.mnits", seed=1), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(skewed, init="mspcaps_t.mnits", seed=1), device="cpu", out=tmp_path, results=tmp_path)
 
 
 def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
@@ -153,32 +149,32 @@ def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
     (recipe,) = load_sweep(tmp_path / "sweep.toml")
     assert recipe.balance and recipe.init == "x.safetensors"
     said: list[str] = []
-    (outcome,) = run_sweep([recipe], CPU, out=tmp_path, results=tmp_path, report=said.append)
+    (outcome,) = run_sweep([recipe], CPU, out=tmp_path, results=tmp_path, log=said.append)
     assert (outcome.state, outcome.detail) == ("failed", "there is no weights file x.safetensors")
 
 
 def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, epochs=1, model="mspcaps_t_scale16")
-    sweep = {"device": CPU, "out": tmp_path, "results": tmp_path / "r", "report": lambda line: None}
-    entry = train(recipe, "cpu", out=tmp_path, results=tmp_path / "r").entry
-    assert entry["images"] == 53 and [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"]
+    sweep = {"device": CPU, "out": tmp_path, "results": tmp_path / "r", "log": lambda line: None}
+    run = train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r").run
+    assert run.images == 53 and [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"]
     shutil.copy(skewed / "train" / "c0" / "0.png", skewed / "train" / "c0" / "new.png")
     with pytest.raises(
         MspcapsError, match="from 53 training images to 54: train with --overwrite to replace it, or give the new "
     ):
         run_sweep([recipe], **sweep)
     path = ledger.entry_path(tmp_path / "r", recipe)
-    path.write_text(json.dumps({key: value for key, value in entry.items() if key != "images"}))
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "images"}))
     assert [outcome.state for outcome in run_sweep([recipe], **sweep)] == ["known"], "older entries do not say how many"
-    assert train(recipe, "cpu", out=tmp_path, results=tmp_path / "r").entry["images"] == 54
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r", overwrite=True).run.images == 54
 
 
 def test_a_run_that_goes_on_says_where(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, model="mspcaps_t_scale16")
     said: list[str] = []
-    options = {"out": tmp_path, "results": tmp_path, "say": said.append}
+    options = {"out": tmp_path, "results": tmp_path, "log": said.append}
     assert Trainer(recipe, CPU, **options).run(deadline=0.0) is None  # type: ignore[arg-type]
-    train(recipe, "cpu", **options)
+    train(recipe, device="cpu", **options)
     about = [line for line in said if line.startswith("pictures: ")]
     assert "continues" not in about[0] and about[1:] == [f"{about[0]}; continues after epoch 1"]
 
@@ -202,18 +198,19 @@ def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(
         MspcapsError, match=r"augment\.crop is 16, which can move images of 16 x 16 .*: choose less than 16"
     ):
-        resolve(recipe, train_set)
+        recipe.resolve(train_set)
     with pytest.raises(MspcapsError, match="cannot be split among 3 processes: choose a batch_size of 9"):
-        Plan(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
-    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+        Loader(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
+    monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     with pytest.raises(MspcapsError, match=r"does not: choose a smaller img_size, or put .* into a test folder"):
         load_images(recipe_for(skewed, held_out=3), CPU)
 
 
 def test_a_run_that_is_refused_leaves_no_folder(skewed: Path, tmp_path: Path) -> None:
-    ledger.write_entry(tmp_path / "r", recipe_for(skewed), {"recipe": recipe_for(skewed, lr=1.0).to_dict()})
+    other = entry_of(recipe_for(skewed, lr=1.0))
+    ledger.write_run(ledger.entry_path(tmp_path / "r", recipe_for(skewed)), other)
     with pytest.raises(MspcapsError, match="another lr"):
-        train(recipe_for(skewed), "cpu", out=tmp_path / "runs", results=tmp_path / "r")
+        train(recipe_for(skewed), device="cpu", out=tmp_path / "runs", results=tmp_path / "r")
     assert not (tmp_path / "runs").exists()
 
 
@@ -243,24 +240,21 @@ def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> N
     for init in losses:
         for seed in (0, 1):
             recipe = recipe_for(tmp_path / "three.npz", img_size=32, augment=None, epochs=8, batch_size=10)
-            recipe = override(recipe, init=init, seed=seed)
-            run = mspcaps.train(recipe, "cpu", out=tmp_path, results=tmp_path, say=lambda line: None)
+            recipe = recipe.replace(init=init, seed=seed)
+            run = train(recipe, device="cpu", out=tmp_path, results=tmp_path, log=lambda line: None)
             losses[init] += run.history[-1].loss
     assert losses["mspcaps_t.cifar10"] < 0.85 * losses[""], losses
 
 
-class Frozen(torch.nn.Module):
+class Frozen(Head):
     """A linear model of pixels times a factor that is not trained."""
 
-    loss = staticmethod(torch.nn.functional.cross_entropy)
-
-    def __init__(self, num_classes: int, in_chans: int, img_size: tuple[int, int], **task: Any) -> None:
-        super().__init__()
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
         self.factor = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-        self.head = torch.nn.Linear(in_chans * img_size[0] * img_size[1], num_classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.factor * x.flatten(1))
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x.flatten(1)
 
 
 def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,15 +262,15 @@ def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, mon
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
     @register_model
-    def with_a_factor(**task: Any) -> Frozen:
-        return Frozen(**task)
+    def with_a_factor(task: Task) -> Frozen:
+        return Frozen(task)
 
-    given = mspcaps.create_model("with_a_factor", 3, img_size=16)
+    given = mspcaps.create_model("with_a_factor", num_classes=3, img_size=16)
     torch.nn.init.constant_(given.factor, 3.0)
     save_weights(tmp_path / "given.safetensors", given, classes=["c0", "c1", "c2"])
     recipe = recipe_for(skewed, model="with_a_factor", init=str(tmp_path / "given.safetensors"))
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
-    result = train(recipe, "cpu", out=tmp_path, results=tmp_path)
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
     last = load_file(result.folder / "last.safetensors")
     assert last["factor"].item() == result.model.factor.item() == 3
     assert not torch.equal(last["head.weight"], given.head.weight)

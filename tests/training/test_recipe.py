@@ -1,5 +1,6 @@
 """Recipes: every file is valid, bad ones are refused with a sentence."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ import torch
 from mspcaps.data import CATALOG, Augmentation, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import list_models
-from mspcaps.training.recipe import Recipe, differences, list_recipes, load_recipe, override, recipe_folder
-from mspcaps.training.setup import choose_device
+from mspcaps.training.device import choose_device
+from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, recipe_folder, stored_recipe
 from mspcaps.training.sweep import load_sweep
 
 
@@ -21,7 +22,7 @@ def test_paper_recipes_are_the_papers(name: str) -> None:
     assert recipe.model in list_models() and recipe.data in CATALOG
     assert name == f"paper/{recipe.data}/{recipe.model}"
     assert recipe.augment == facts(recipe.data).augment
-    assert recipe == Recipe(model=recipe.model, data=recipe.data, img_size=32, augment=recipe.augment)
+    assert recipe == Recipe(name="paper", model=recipe.model, data=recipe.data, img_size=32, augment=recipe.augment)
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
@@ -31,16 +32,33 @@ def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
     assert len(names) == 20 and {f"paper/cifar10/{variant}" for variant in variants} <= set(names)
 
 
-def test_override_names_the_change() -> None:
+def test_replace_names_the_change() -> None:
     recipe = load_recipe("paper/cifar10/mspcaps_t")
-    assert override(recipe, seed=3).run_name == "paper-seed3"
-    assert override(recipe, epochs=3).run_name == "paper+epochs=3-seed0"
-    assert override(recipe, epochs=300).name == "paper"
-    assert override(recipe, balance=True, init="mspcaps_t.svhn").name == "paper+balance=True+init=mspcaps_t.svhn"
-    one, other = (override(recipe, init=f"runs/{run}/last.safetensors").name for run in "ab")
+    assert recipe.replace(seed=3).run_name == "paper-seed3"
+    assert recipe.replace(epochs=3).run_name == "paper+epochs=3-seed0"
+    assert recipe.replace(epochs=300).name == "paper"
+    assert recipe.replace(epochs=90).replace(lr=1e-3, epochs=60).name == "paper+epochs=60+lr=0.001", "each field once"
+    assert recipe.replace(balance=True, init="mspcaps_t.svhn").name == "paper+balance=True+init=mspcaps_t.svhn"
+    assert recipe.replace(data="svhn", model="mspcaps_l").name == "paper+data=svhn+model=mspcaps_l"
+    assert recipe.replace(name="mine", epochs=3).name == "mine"
+    one, other = (recipe.replace(init=f"runs/{run}/last.safetensors").name for run in "ab")
     assert re.fullmatch(r"paper\+init=last-[0-9a-f]{6}", one) and one != other, "fit for a path, and one run each"
     with pytest.raises(MspcapsError, match="did you mean 'epochs'"):
-        override(recipe, epoch=3)
+        recipe.replace(epoch=3)
+
+
+def test_options_of_the_family_are_part_of_the_name() -> None:
+    recipe = load_recipe("paper/cifar10/mspcaps_t").replace(options={"iterations": 5})
+    assert recipe.name == "paper+iterations=5" and recipe.to_dict()["options"] == {"iterations": 5}
+    assert recipe.replace(options={"iterations": 3, "decoder": True}).name == "paper+decoder=True+iterations=3"
+    assert recipe.replace(options={}).name == "paper+iterations=default"
+    assert Recipe(options={"iterations": 5}, lr=1.0).name == "custom+iterations=5+lr=1.0"
+
+
+def test_a_recipe_made_by_hand_is_never_called_like_the_papers() -> None:
+    assert Recipe(data="cifar10", lr=1.0, epochs=3).run_name == "custom+epochs=3+lr=1.0-seed0"
+    assert Recipe().name == Recipe(data="svhn", model="mspcaps_l", seed=3).name == "custom"
+    assert Recipe(epochs=30).replace(epochs=300, lr=0.1, data="svhn").name == "custom+lr=0.1"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +73,18 @@ def test_override_names_the_change() -> None:
         ("lr = nan", "lr is nan"),
         ("epochs = = 3", "not a valid TOML file"),
         ("augment = 3", "augment must be a table"),
+        ("options = 3", "options must be a table"),
+        ("lr_steps = 3", "lr_steps must be a list of whole numbers, not 3"),
+        ('optimizer = "sdg"', "there is no optimizer 'sdg': did you mean 'sgd'"),
+        ('schedule = "linear"', "there is no schedule 'linear': choose cosine, exponential, steps or constant"),
+        ('precision = "fp8"', "there is no precision 'fp8'"),
+        ("nesterov = true", "nesterov is for SGD with momentum"),
+        ('schedule = "steps"', "lr_steps is \\[\\], but the schedule steps needs"),
+        ("lr_steps = [3]", "lr_steps is \\[3\\], but the schedule cosine has none"),
+        ('schedule = "steps"\nlr_steps = [9, 3]', "lr_steps is \\[9, 3\\], but must be .* between 1 and 299"),
+        ('schedule = "steps"\nlr_steps = [300]', "lr_steps is \\[300\\], but must be"),
+        ("clip_grad = -1.0", "clip_grad is -1.0"),
+        ("momentum = 1.5", "momentum is 1.5, but must be at most 1"),
         ("[augment]\ncropp = 4", "has no 'cropp': did you mean 'crop'"),
     ],
 )
@@ -73,19 +103,12 @@ def test_the_papers_sweeps_hold_every_row_once() -> None:
 
 def test_the_controls_follow_the_papers_recipe() -> None:
     runs = load_sweep(recipe_folder() / "sweeps" / "controls.toml")
-    assert {r.model for r in runs} == {
-        "mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear", "mspcaps_t_linear_margin",
-    } and len(runs) == 12  # fmt: skip
+    heads = {"mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_linear", "mspcaps_t_linear_margin"}
+    assert {r.model for r in runs} == heads and len(runs) == 12
     paper = load_recipe("paper/cifar10/mspcaps_t")
-    assert all(replace(r, model=paper.model, seed=0) == paper for r in runs)
-
-
-def test_trials_change_only_the_initial_scale_and_are_held_out() -> None:
-    runs = load_sweep(recipe_folder() / "sweeps" / "trials.toml")
-    assert len({(r.data, r.run_name) for r in runs}) == len(runs) == 36
-    assert {(r.data, r.held_out, r.epochs) for r in runs} == {("cifar10", 5000, 100), ("mnist", 10000, 60)}
-    scales = {tuple(r.initial_scale.items()) for r in runs}
-    assert len(scales) == 7 and () in scales
+    controls = [load_recipe(name) for name in list_recipes() if name.startswith("controls/cifar10/")]
+    assert {r.model for r in controls} == {*heads, "resnet20", "resnet18"}
+    assert all(replace(r, model=paper.model, seed=0) == paper for r in [*runs, *controls])
 
 
 def test_sweep_files(tmp_path: Path) -> None:
@@ -158,14 +181,14 @@ def test_a_recipe_without_a_name_is_not_called_like_the_papers(tmp_path: Path) -
     assert load_recipe(tmp_path / "my.toml").run_name == "my-seed0"
     (tmp_path / "my.toml").write_text('name = "mine"\n')
     assert load_recipe(tmp_path / "my.toml").name == "mine"
-    assert (Recipe(data="pictures").name, Recipe().name) == ("custom", "paper")
+    assert Recipe(data="pictures").name == "custom"
     assert all("\\" not in name for name in list_recipes())
 
 
 def test_names_stay_short_and_say_whose_data_it_is() -> None:
     changes = {"epochs": 7, "batch_size": 64, "lr": 0.0123456789, "weight_decay": 0.0987654321, "min_lr": 1e-7}
     longer = changes | {"warmup_epochs": 3, "warmup_start": 0.3, "init": "folder/of/weights/last.safetensors"}
-    names = {override(Recipe(), **longer, held_out=n).run_name for n in (1000, 2000)}
+    names = {Recipe().replace(**longer, held_out=n).run_name for n in (1000, 2000)}
     assert len(names) == 2 and max(map(len, names)) < 120
     assert Recipe(data="pictures/cifar10").dataset == "own-cifar10"
     assert [Recipe(data=f"a/pics.v{i}").dataset for i in (1, 2)] == ["pics.v1", "pics.v2"]
@@ -178,10 +201,20 @@ def test_devices_that_are_not_known(name: str) -> None:
         choose_device(name)
 
 
-def test_a_field_younger_than_a_file_had_its_default() -> None:
-    recipe = Recipe(augment=Augmentation(crop=4))
-    written = recipe.to_dict()
-    del written["balance"], written["augment"]["rotate"]
-    assert differences(recipe, written) == []
-    assert differences(replace(recipe, augment=Augmentation(crop=4, rotate=5.0)), written) == ["augment"]
-    assert differences(recipe, written | {"augment": None}) == ["augment"]
+def test_a_field_younger_than_a_file_had_its_default_and_a_retired_one_counts_if_it_says_something() -> None:
+    recipe = Recipe(augment=Augmentation(crop=4), lr_steps=(3, 9), schedule="steps")
+    written = json.loads(json.dumps(recipe.to_dict()))
+    assert recipe.differences(written) == []
+    del written["balance"], written["augment"]["rotate"], written["options"]
+    assert recipe.differences(written | {"initial_scale": {}}) == []
+    assert recipe.differences(written | {"initial_scale": {"votes": 2.0}}) == ["initial_scale"]
+    assert stored_recipe(written | {"initial_scale": {"votes": 2.0}})["initial_scale"] == {"votes": 2.0}
+    assert replace(recipe, augment=Augmentation(crop=4, rotate=5.0)).differences(written) == ["augment"]
+    assert recipe.differences(written | {"augment": None}) == ["augment"]
+
+
+def test_resolve_fills_in_what_the_data_set_says() -> None:
+    assert Recipe(data="svhn").resolve().augment == facts("svhn").augment
+    assert Recipe(data="svhn").resolve().img_size == 32 and Recipe(data="svhn", img_size=48).resolve().img_size == 48
+    assert Recipe(data="pictures").resolve() == Recipe(data="pictures"), "of these nothing is known yet"
+    assert Recipe(data="svhn").resolve().name == "custom", "the recipe says the same as before"

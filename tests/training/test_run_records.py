@@ -13,8 +13,9 @@ from test_trainer import CPU, equal_files, recipe_for
 from mspcaps.capsules import margin_loss
 from mspcaps.data import Augmentation, load_dataset
 from mspcaps.errors import MspcapsError
-from mspcaps.training import Recipe, Trainer, setup, train
-from mspcaps.training.checkpoint import CHECKPOINT, load_checkpoint, read_checkpoint, save_checkpoint
+from mspcaps.training import Recipe, Trainer, train
+from mspcaps.training.checkpoint import CHECKPOINT, load_tensors, read_checkpoint, save_checkpoint
+from mspcaps.training.ledger import Accuracy
 
 
 def quick(data: Path, **changes: object) -> Recipe:
@@ -25,14 +26,14 @@ def test_the_loss_of_an_epoch_is_the_mean_of_its_batches(tiny_npz: Path, tmp_pat
     """At rate zero the weights stay, so that every batch can be worked out again."""
     recipe = quick(tiny_npz, batch_size=32, epochs=1, lr=0.0, min_lr=0.0, weight_decay=0.0, augment=Augmentation())
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
-    trainer.plan.begin(0)
-    order, data = trainer.plan.order.clone(), load_dataset(str(tiny_npz), "train")
+    trainer.loader.begin(0)
+    order, data = trainer.loader.order.clone(), load_dataset(str(tiny_npz), "train")
     assert sorted(order.flatten().tolist()) == list(range(96))
     with torch.no_grad():
         by_hand = [margin_loss(trainer.model(data.images[i].float() / 255), data.labels[i]).item() for i in order]
     result = trainer.run()
     assert result is not None and result.history[0].loss == pytest.approx(sum(by_hand) / 3, rel=1e-5)
-    assert result.entry["curve"]["loss"] == pytest.approx([sum(by_hand) / 3], rel=1e-5)
+    assert result.run.curve["loss"] == pytest.approx([sum(by_hand) / 3], rel=1e-5)
 
 
 @pytest.mark.parametrize("stored", [{"a": torch.ones(3)}, {"a": torch.ones(1)}, {"b": torch.ones(2, 3)}, {}])
@@ -41,7 +42,7 @@ def test_a_checkpoint_with_other_tensors_is_refused(stored: dict[str, torch.Tens
     own = {"a": torch.zeros(2, 3)}
     save_checkpoint(path := tmp_path / CHECKPOINT, stored, {"epoch": 1})
     with pytest.raises(MspcapsError) as refusal:
-        load_checkpoint(path, own)
+        load_tensors(path, read_checkpoint(path)[1], own)
     assert str(refusal.value) == f"{path} belongs to another model; remove it to start the run over"
     assert not own["a"].any(), "nothing was taken over"
 
@@ -56,7 +57,7 @@ def test_of_equally_good_epochs_the_first_is_kept(tiny_npz: Path, tmp_path: Path
     trainer = Trainer(quick(tiny_npz, epochs=4), CPU, out=tmp_path, results=tmp_path, listener=listener)
     trainer.evaluator.accuracy = iter([50.0, 75.0, 75.0, 70.0]).__next__  # type: ignore[method-assign]
     result = trainer.run()
-    assert result is not None and result.entry["accuracy"] == {"last": 70.0, "best": 75.0, "best_epoch": 2}
+    assert result is not None and result.run.accuracy == Accuracy(last=70.0, best=75.0, best_epoch=2)
     best = load_file(result.folder / "best.safetensors")
     equal = [all(torch.equal(best[name], weights[name]) for name in best) for weights in after]
     assert equal == [False, True, False, False]
@@ -69,19 +70,17 @@ def test_the_time_of_earlier_sittings_counts(tiny_npz: Path, tmp_path: Path) -> 
     progress, tensors = read_checkpoint(path := trainer.folder / CHECKPOINT)
     assert 0 < progress["seconds"] < 100
     save_checkpoint(path, tensors, progress | {"seconds": 1000.0})
-    seconds = train(recipe, "cpu", out=tmp_path, results=tmp_path).entry["seconds"]
-    assert 1000 < seconds["train"] < 1100 and seconds["per_epoch"] == pytest.approx(seconds["train"] / 2, abs=0.01)
+    seconds = train(recipe, device="cpu", out=tmp_path, results=tmp_path).run.seconds
+    assert 1000 < seconds.train < 1100 and seconds.per_epoch == pytest.approx(seconds.train / 2, abs=0.01)
 
 
-def test_a_run_in_bf16_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_bf16_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     """The working copies of the weights are not in the checkpoint: they are made anew from the masters."""
-    for module in (setup, sys.modules["mspcaps.training.trainer"]):
-        monkeypatch.setattr(module, "working_precision", lambda device: torch.bfloat16)
-    recipe = quick(tiny_npz, epochs=2, warmup_epochs=0)
-    whole = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
+    recipe = quick(tiny_npz, epochs=2, warmup_epochs=0, precision="bf16")
+    whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     assert Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b").run(deadline=0.0) is None
-    resumed = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
-    assert resumed.entry["precision"] == "bf16" and resumed.entry["curve"] == whole.entry["curve"]
+    resumed = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert resumed.run.precision == "bf16" and resumed.run.curve == whole.run.curve
     assert equal_files(whole.folder / "last.safetensors", resumed.folder / "last.safetensors")
 
 
@@ -125,7 +124,7 @@ def test_the_best_weights_of_an_earlier_sitting_are_kept(tiny_npz: Path, tmp_pat
     second = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     second.evaluator.accuracy = lambda: 50.0  # type: ignore[method-assign]
     result = second.run()
-    assert result is not None and result.entry["accuracy"] == {"last": 50.0, "best": 75.0, "best_epoch": 1}
+    assert result is not None and result.run.accuracy == Accuracy(last=50.0, best=75.0, best_epoch=1)
     best = load_file(result.folder / "best.safetensors")
     assert best.keys() == after_one.keys() and all(torch.equal(best[name], after_one[name]) for name in best)
 
@@ -143,9 +142,9 @@ def test_a_run_that_stopped_between_two_chunks_goes_on_in_chunks_that_meet_the_e
     recipe = quick(tiny_npz, batch_size=16)
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path, listener=listener, stop=stop).run() is None
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
-    trainer.step.chunk = 6
+    trainer.step.steps_per_replay = 6
     trainer.resume()
-    assert (trainer.steps_done, trainer.plan.steps, trainer.step.chunk) == (4, 6, 2)
+    assert (trainer.steps_done, trainer.loader.steps, trainer.step.steps_per_replay) == (4, 6, 2)
 
 
 def test_checkpoints_are_written_as_often_as_asked(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_trainer import CPU, recipe_for
+from test_trainer import CPU, entry_of, recipe_for
 
 from mspcaps.training import Recipe, Trainer, ledger, sweep
 from mspcaps.training.checkpoint import CHECKPOINT, run_folder
@@ -27,11 +27,10 @@ def test_what_would_not_end_in_time_is_not_begun(
 ) -> None:
     """By the run of another seed: two epochs of 100 seconds."""
     known = quick(tiny_npz)
-    ledger.write_entry(
-        tmp_path, known, {"recipe": known.to_dict(), "device": ledger.device_name(CPU), "seconds": {"per_epoch": 100.0}}
-    )
-    monkeypatch.setattr(sweep, "_one", lambda recipe, *rest: Outcome(recipe, "done"))
-    (found,) = run_sweep([quick(tiny_npz, seed=1)], CPU, budget, out=tmp_path, results=tmp_path, report=silent)
+    run = entry_of(known, seconds=ledger.Seconds(200.0, per_epoch=100.0))
+    ledger.write_run(ledger.entry_path(tmp_path, known), run)
+    monkeypatch.setattr(sweep, "_train_one", lambda recipe, *rest: Outcome(recipe, "done"))
+    (found,) = run_sweep([quick(tiny_npz, seed=1)], CPU, budget, out=tmp_path, results=tmp_path, log=silent)
     assert found.state == state
 
 
@@ -47,7 +46,7 @@ def test_every_run_knows_when_the_budget_ends(tiny_npz: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(sweep, "Trainer", Late)
     before = time.monotonic()
-    found = run_sweep([quick(tiny_npz)], CPU, 1000.0, out=tmp_path, results=tmp_path, report=silent)
+    found = run_sweep([quick(tiny_npz)], CPU, 1000.0, out=tmp_path, results=tmp_path, log=silent)
     assert [outcome.state for outcome in found] == ["stopped"]
     assert len(deadlines) == 1 and before + 1000 <= deadlines[0] <= time.monotonic() + 1000
 
@@ -58,7 +57,7 @@ def test_after_a_stop_nothing_is_begun(tiny_npz: Path, tmp_path: Path) -> None:
     def listener(trainer: Trainer) -> None:
         stop.set()
 
-    found = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=silent, listener=listener, stop=stop)
+    found = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=silent, listener=listener, stop=stop)
     assert [(o.recipe.seed, o.state) for o in found] == [(0, "stopped"), (1, "left"), (2, "left")]
     assert [path.parent for path in tmp_path.rglob(CHECKPOINT)] == [run_folder(tmp_path, runs[0])]
 
@@ -73,11 +72,11 @@ def test_an_error_in_the_sweep_itself_stops_the_runs_that_go_on(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no tensors")
 
-    def report(line: str) -> None:
+    def log(line: str) -> None:
         if "failed" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_sweep([long, broken], CPU, out=tmp_path, results=tmp_path, report=report)
+        run_sweep([long, broken], CPU, out=tmp_path, results=tmp_path, log=log)
     assert (run_folder(tmp_path, long) / CHECKPOINT).is_file()
-    assert not ledger.is_in_ledger(tmp_path, long)
+    assert ledger.find_run(tmp_path, long) is None

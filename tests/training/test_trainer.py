@@ -1,6 +1,5 @@
 """Runs: repeatable, resumable bit for bit, honest about what went wrong."""
 
-import json
 import math
 import random
 import shutil
@@ -23,15 +22,15 @@ from training_makers import bars
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.models import create_model, load_model, register_model, registry
+from mspcaps.models import Model, Task, create_model, load_model, register_model, registry
 from mspcaps.models.summary import summarize
-from mspcaps.training import Recipe, Trainer, evaluator, ledger, setup, sweep, train
+from mspcaps.training import Engine, Recipe, Trainer, device, evaluator, ledger, sweep, train, trainer
 from mspcaps.training.checkpoint import run_folder
-from mspcaps.training.distributed import World
-from mspcaps.training.loader import StreamingPlan
-from mspcaps.training.recipe import filled
-from mspcaps.training.setup import default_form, load_images
-from mspcaps.training.step import Form, compiled, compiler_works
+from mspcaps.training.device import choose_engine, compiler_works
+from mspcaps.training.images import load_images
+from mspcaps.training.ledger import Run
+from mspcaps.training.loader import StreamingLoader
+from mspcaps.training.step import compiled
 from mspcaps.training.sweep import expected_seconds, run_sweep, share_of_device
 
 CPU = torch.device("cpu")
@@ -57,10 +56,10 @@ def equal_files(a: Path, b: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path, dict]:
+def finished(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path, Run]:
     folder = tmp_path_factory.mktemp("finished")
-    result = train(recipe_for(tiny_npz), "cpu", out=folder, results=folder / "results")
-    return result.recipe, result.folder, result.entry
+    result = train(recipe_for(tiny_npz), device="cpu", out=folder, results=folder / "results")
+    return result.recipe, result.folder, result.run
 
 
 def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tmp_path: Path) -> None:
@@ -70,40 +69,33 @@ def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tm
     assert len(held) == 20 and torch.equal(kept.images, again.images), "the same ones whatever the seed"
     pixels = sorted(tuple(image.flatten().tolist()) for image in [*kept.images, *held.images])
     assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)
-    entry = train(recipe_for(tiny_npz, held_out=20, epochs=1), "cpu", out=tmp_path, results=tmp_path / "r").entry
-    assert entry["measured_on"] == "20 held-out training images" and entry["accuracy"]["last"] % 5 == 0
+    run = train(recipe_for(tiny_npz, held_out=20, epochs=1), device="cpu", out=tmp_path, results=tmp_path / "r").run
+    assert run.measured_on == "20 held-out training images" and run.accuracy.last % 5 == 0
     with pytest.raises(MspcapsError, match=r"held_out is 100000, but must lie between 1 and \d+: bars has \d+ images"):
         load_images(recipe_for(tiny_npz, held_out=100_000), CPU)
 
 
-def test_the_initial_scale_of_a_recipe_is_used(tiny_npz: Path) -> None:
-    plain = Trainer(recipe_for(tiny_npz), CPU).model
-    scaled = Trainer(recipe_for(tiny_npz, initial_scale={"votes": 3.0}), CPU).model
-    for name, p in scaled.named_parameters():
-        assert torch.equal(p, plain.get_parameter(name) * (3 if name.startswith("routing.") else 1))
-
-
-def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, dict]) -> None:
-    _, folder, entry = finished
-    path = folder.parent.parent.parent / "results" / "bars" / "mspcaps_t" / "test-seed0.json"
-    assert json.loads(path.read_text()) == json.loads(json.dumps(entry))
-    assert entry["params"] == sum(p.numel() for p in load_model(folder / "last.safetensors").parameters())
-    assert len(entry["curve"]["loss"]) == 3 and entry["accuracy"]["best"] == max(entry["curve"]["accuracy"])
-    assert entry["recipe"]["augment"] == {"crop": 2, "flip": True, "rotate": 10}
-    assert entry["curve"]["loss"][-1] < entry["curve"]["loss"][0]
+def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, Run]) -> None:
+    _, folder, run = finished
+    path = folder.parent.parent.parent / "results" / "runs" / "bars" / "mspcaps_t" / "test-seed0.json"
+    assert ledger.read_run(path) == run
+    assert run.params == sum(p.numel() for p in load_model(folder / "last.safetensors").parameters())
+    assert len(run.curve["loss"]) == 3 and run.accuracy.best == max(run.curve["accuracy"])
+    assert run.recipe["augment"] == {"crop": 2, "flip": True, "rotate": 10}
+    assert run.curve["loss"][-1] < run.curve["loss"][0]
     assert not (folder / "checkpoint.safetensors").exists()
 
 
 def test_one_seed_one_result_another_seed_another(
-    finished: tuple[Recipe, Path, dict], tiny_npz: Path, tmp_path: Path
+    finished: tuple[Recipe, Path, Run], tiny_npz: Path, tmp_path: Path
 ) -> None:
-    again = train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path)
-    other = train(recipe_for(tiny_npz, seed=1), "cpu", out=tmp_path, results=tmp_path)
+    again = train(recipe_for(tiny_npz), device="cpu", out=tmp_path, results=tmp_path)
+    other = train(recipe_for(tiny_npz, seed=1), device="cpu", out=tmp_path, results=tmp_path)
     assert equal_files(again.folder / "last.safetensors", finished[1] / "last.safetensors")
     assert not equal_files(again.folder / "last.safetensors", other.folder / "last.safetensors")
 
 
-def test_weights_file_gives_the_model_back(finished: tuple[Recipe, Path, dict], tiny_npz: Path) -> None:
+def test_weights_file_gives_the_model_back(finished: tuple[Recipe, Path, Run], tiny_npz: Path) -> None:
     model = load_model(finished[1] / "last.safetensors")
     assert model.metadata["classes"] == ["0", "1", "2"]
     assert tuple(model.config["img_size"]) == (16, 16)
@@ -170,10 +162,10 @@ def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "pictures" / f"c{label}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "pictures" / f"c{label}" / f"{i}.png")
     recipe = recipe_for(tmp_path / "pictures", epochs=2, batch_size=8)
-    resident = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
-    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    resident = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
+    monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     streaming = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b", save_every=0.0)
-    assert isinstance(streaming.plan, StreamingPlan)
+    assert isinstance(streaming.loader, StreamingLoader)
 
     def stop(trainer: Trainer) -> None:
         if (trainer.epoch, trainer.steps_done) == (1, 3):
@@ -182,51 +174,54 @@ def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.Mo
     streaming.listener = stop
     with pytest.raises(KeyboardInterrupt):
         streaming.run()
-    result = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
+    result = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
     assert equal_files(resident.folder / "last.safetensors", result.folder / "last.safetensors")
 
 
 def test_small_pictures_of_ones_own_are_enlarged(tiny_npz: Path, tmp_path: Path) -> None:
     trainer = Trainer(recipe_for(tiny_npz, img_size=None), CPU, out=tmp_path, results=tmp_path)
-    assert trainer.plan.images.shape[2:] == (32, 32) and trainer.recipe.img_size == 32
+    assert trainer.loader.images.shape[2:] == (32, 32) and trainer.recipe.img_size == 32
 
 
-def test_deadline_keeps_a_checkpoint(finished: tuple[Recipe, Path, dict], tiny_npz: Path, tmp_path: Path) -> None:
+def test_deadline_keeps_a_checkpoint(finished: tuple[Recipe, Path, Run], tiny_npz: Path, tmp_path: Path) -> None:
     assert Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
     assert not list(tmp_path.rglob("*.json"))
-    result = train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path)
+    result = train(recipe_for(tiny_npz), device="cpu", out=tmp_path, results=tmp_path)
     assert equal_files(result.folder / "last.safetensors", finished[1] / "last.safetensors")
 
 
 def test_checkpoint_of_another_recipe_is_refused(tiny_npz: Path, tmp_path: Path) -> None:
     Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     with pytest.raises(MspcapsError, match="written with another lr"):
-        train(recipe_for(tiny_npz, lr=1.0), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(tiny_npz, lr=1.0), device="cpu", out=tmp_path, results=tmp_path)
 
 
-def test_the_compiled_form_trains_alike_and_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
+def test_the_engine_compile_trains_alike_and_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2, model="mspcaps_t_scale16")
     if not compiler_works():
         pytest.skip("there is no C++ compiler")
 
-    def run(form: Form, folder: str, deadline: float = math.inf) -> Any:
-        return Trainer(recipe, CPU, form, out=tmp_path / folder, results=tmp_path / folder).run(deadline)
+    def run(engine: Engine, folder: str, deadline: float = math.inf) -> Any:
+        return Trainer(recipe, CPU, engine, out=tmp_path / folder, results=tmp_path / folder).run(deadline)
 
-    eager, whole = run("eager", "eager"), run("compiled", "whole")
-    assert run("compiled", "halves", deadline=0.0) is None
-    halves = run("compiled", "halves")
-    assert halves.entry["form"] == "compiled"
+    eager, whole = run("eager", "eager"), run("compile", "whole")
+    assert run("compile", "halves", deadline=0.0) is None
+    halves = run("compile", "halves")
+    assert halves.run.engine == "compile"
     assert [row.loss for row in whole.history] == pytest.approx([row.loss for row in eager.history], rel=1e-3)
     assert equal_files(whole.folder / "last.safetensors", halves.folder / "last.safetensors")
 
 
 def test_long_runs_on_a_cpu_are_compiled_if_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "compiler_works", lambda: True)
-    assert default_form(CPU, World(), images=300 * 50_000) == "compiled"
-    assert default_form(CPU, World(), images=5 * 10_000) == "eager"
-    assert default_form(CPU, World(0, 2), images=300 * 50_000) == "eager"
-    monkeypatch.setattr(setup, "compiler_works", lambda: False)
-    assert default_form(CPU, World(), images=300 * 50_000) == "eager"
+    monkeypatch.setattr(device, "compiler_works", lambda: True)
+    assert choose_engine(None, CPU, images=300 * 50_000) == "compile"
+    assert choose_engine(None, CPU, images=5 * 10_000) == "eager"
+    assert choose_engine(None, CPU, 2, images=300 * 50_000) == "eager"
+    monkeypatch.setattr(device, "compiler_works", lambda: False)
+    assert choose_engine(None, CPU, images=300 * 50_000) == "eager"
+    for wrong in ("cudagraph", "captured"):
+        with pytest.raises(MspcapsError, match=wrong):
+            choose_engine(wrong, CPU)
 
 
 def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path) -> None:
@@ -239,24 +234,23 @@ def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path
         with pytest.raises(
             MspcapsError, match=f"another process is training in {folder}: wait for it, or choose another"
         ):
-            train(recipe, "cpu", out=tmp_path, results=tmp_path)
+            train(recipe, device="cpu", out=tmp_path, results=tmp_path)
         other.kill()
-    assert train(recipe, "cpu", out=tmp_path, results=tmp_path).entry  # free again, though it was killed
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run  # free again, though it was killed
 
 
 def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2)
-    train(recipe, "cpu", out=tmp_path, results=tmp_path)
+    train(recipe, device="cpu", out=tmp_path, results=tmp_path)
     whole = expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), CPU, tmp_path, tmp_path)
     Trainer(recipe_for(tiny_npz, epochs=2, seed=1), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     assert whole > 0
     assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=1), CPU, tmp_path, tmp_path) == pytest.approx(whole / 2)
-    slower = json.loads((path := ledger.entry_path(tmp_path, recipe)).read_text())
-    slower["seconds"]["per_epoch"] *= 3
-    path.with_name("slower.json").write_text(json.dumps(slower))
-    path.with_name("elsewhere.json").write_text(
-        json.dumps(slower | {"device": "an abacus", "seconds": {"per_epoch": 9e9}})
-    )
+    run = ledger.read_run(path := ledger.entry_path(tmp_path, recipe))
+    slower = replace(run, seed=8, seconds=replace(run.seconds, per_epoch=3 * run.seconds.per_epoch))
+    elsewhere = replace(run, seed=9, device="an abacus", seconds=ledger.Seconds(9e9, 9e9))
+    for other in (slower, elsewhere):
+        ledger.write_run(path.with_name(other.path.name), other)
     path.with_name("odd.json").write_bytes(b"\xff")
     assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=2), CPU, tmp_path, tmp_path) == pytest.approx(3 * whole)
 
@@ -285,24 +279,24 @@ def test_the_ledger_says_when_the_package_was_changed(tmp_path: Path, monkeypatc
 
 def test_a_finished_run_is_not_overwritten_by_another(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=1)
-    first = train(recipe, "cpu", out=tmp_path, results=tmp_path)
+    first = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
     kept = (first.folder / "last.safetensors").read_bytes()
     with pytest.raises(
         MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or give the new run another name"
     ):
-        train(recipe_for(tiny_npz, epochs=1, lr=1e-5), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(tiny_npz, epochs=1, lr=1e-5), device="cpu", out=tmp_path, results=tmp_path)
     other = tmp_path / "other" / tiny_npz.name
     other.parent.mkdir()
     shutil.copy(tiny_npz, other)
     with pytest.raises(MspcapsError, match="of a run with another data"):
-        train(recipe_for(other, epochs=1), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(other, epochs=1), device="cpu", out=tmp_path, results=tmp_path)
     assert (first.folder / "last.safetensors").read_bytes() == kept
     again = tiny_npz.parent / ".." / tiny_npz.parent.name / tiny_npz.name  # the same file, written otherwise
-    assert train(recipe_for(again, epochs=1), "cpu", out=tmp_path, results=tmp_path).entry
+    assert train(recipe_for(again, epochs=1), device="cpu", out=tmp_path, results=tmp_path).run == first.run
 
 
 def test_a_trained_model_knows_its_classes(tiny_npz: Path, tmp_path: Path) -> None:
-    result = train(recipe_for(tiny_npz, epochs=1), "cpu", out=tmp_path, results=tmp_path)
+    result = train(recipe_for(tiny_npz, epochs=1), device="cpu", out=tmp_path, results=tmp_path)
     assert result.model.metadata == load_model(result.folder / "last.safetensors").metadata
 
 
@@ -313,7 +307,7 @@ def test_a_run_resumed_with_other_images_is_refused(tmp_path: Path) -> None:
     Trainer(recipe_for(data), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0)
     np.savez(data, x_train=images[:48], y_train=labels[:48], x_test=images[:20], y_test=labels[:20])
     with pytest.raises(MspcapsError, match="written when there were 60 training images, but now there are 48"):
-        train(recipe_for(data), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(data), device="cpu", out=tmp_path, results=tmp_path)
 
 
 def test_streamed_files_that_are_no_pictures_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +320,7 @@ def test_streamed_files_that_are_no_pictures_are_named_at_once(tmp_path: Path, m
             Image.fromarray(image).save(path)
             if i % 20 == 0:
                 path.write_bytes(b"<html>")
-    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     with pytest.raises(MspcapsError, match=r"cannot read .*train/.* is not a PNG.*; and 3 more$"):
         Trainer(recipe_for(tmp_path / "pictures", batch_size=8), CPU, out=tmp_path, results=tmp_path)
 
@@ -337,9 +331,9 @@ def test_a_broken_picture_that_is_streamed_gets_one_sentence(tmp_path: Path, mon
         (tmp_path / "pictures" / f"c{label}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path := tmp_path / "pictures" / f"c{label}" / f"{i}.png")
     path.write_bytes(path.read_bytes()[:-40])
-    monkeypatch.setattr("mspcaps.training.setup.free_bytes", lambda device: 0)
+    monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     with pytest.raises(MspcapsError) as caught:
-        train(recipe_for(tmp_path / "pictures", batch_size=8), "cpu", out=tmp_path / "a", results=tmp_path / "a")
+        train(recipe_for(tmp_path / "pictures", batch_size=8), device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     assert str(caught.value) == f"cannot read {path}: the picture is broken (image file is truncated)"
 
 
@@ -348,7 +342,7 @@ def test_one_bad_checkpoint_does_not_end_a_sweep(tiny_npz: Path, tmp_path: Path)
     broken = run_folder(tmp_path, runs[1]) / "checkpoint.safetensors"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"no tensors")
-    outcomes = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=lambda line: None)
+    outcomes = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
     assert {o.recipe.seed: o.state for o in outcomes} == {0: "done", 1: "failed", 2: "done"}
     assert broken.read_bytes() == b"no tensors"
 
@@ -358,7 +352,7 @@ def test_nan_stops_the_run_with_a_sentence(tiny_npz: Path, tmp_path: Path) -> No
         MspcapsError,
         match=r"not a finite number in epoch 1, by step \d of 6: .* of the model is no longer finite; an lr below ",
     ):
-        train(recipe_for(tiny_npz, lr=1e30, warmup_epochs=0), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(tiny_npz, lr=1e30, warmup_epochs=0), device="cpu", out=tmp_path, results=tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -368,8 +362,8 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
         recipe_for(tiny_npz, epochs=1, batch_size=500, seed=5),
         recipe_for(tiny_npz, epochs=1, seed=1),
     ]
-    first = run_sweep(runs[:1], CPU, out=tmp_path, results=tmp_path, report=lambda line: None)
-    rest = run_sweep(runs * 2, CPU, out=tmp_path, results=tmp_path, report=lambda line: None)  # each is named twice
+    first = run_sweep(runs[:1], CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
+    rest = run_sweep(runs * 2, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)  # each is named twice
     assert [o.state for o in first] == ["done"]
     assert sorted((o.recipe.seed, o.state) for o in rest) == [(0, "known"), (1, "done"), (5, "failed")]
     with pytest.raises(
@@ -382,7 +376,7 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
             raise RuntimeError("not foreseen")
 
     more = [recipe_for(tiny_npz, epochs=1, seed=seed) for seed in (6, 7)]
-    after = run_sweep(more, CPU, out=tmp_path, results=tmp_path, report=lambda line: None, listener=crash)
+    after = run_sweep(more, CPU, out=tmp_path, results=tmp_path, log=lambda line: None, listener=crash)
     assert [(o.state, o.detail.split(" in ")[0]) for o in after if o.recipe.seed == 6] == [
         ("failed", "RuntimeError: not foreseen")
     ]
@@ -397,21 +391,21 @@ def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
 ) -> None:
     """Random numbers are one sequence for all threads: without care a run takes those of its neighbour."""
 
-    def slow(*arguments: Any) -> nn.Module:
+    def slow(*arguments: Any, **options: Any) -> nn.Module:
         time.sleep(0.05)  # long enough for the others to set their seeds
-        return create_model(*arguments)
+        return create_model(*arguments, **options)
 
-    monkeypatch.setattr(setup, "create_model", slow)
+    monkeypatch.setattr(trainer, "create_model", slow)
     runs = [recipe_for(tiny_npz, epochs=1, seed=seed) for seed in range(4)]
     for folder, share in (("alone", 1.0), ("together", 0.25)):
         monkeypatch.setattr(sweep, "share_of_device", lambda model, device, share=share: share)
-        run_sweep(runs, CPU, out=tmp_path / folder, results=tmp_path / folder, report=lambda line: None)
+        run_sweep(runs, CPU, out=tmp_path / folder, results=tmp_path / folder, log=lambda line: None)
     for run in runs:
         alone, together = (load_file(tmp_path / f / run.dataset / run.model / run.run_name / "last.safetensors")
                            for f in ("alone", "together"))  # fmt: skip
         assert all(torch.equal(alone[name], together[name]) for name in alone)
-        entries = [ledger.read_entry(ledger.entry_path(tmp_path / f, run)) for f in ("alone", "together")]
-        assert [entry["seconds"]["side_by_side"] for entry in entries] == [1, 4]
+        entries = [ledger.read_run(ledger.entry_path(tmp_path / f, run)) for f in ("alone", "together")]
+        assert [entry.seconds.side_by_side for entry in entries] == [1, 4]
 
 
 def test_no_more_runs_at_once_than_the_device_has_room_for(
@@ -432,7 +426,7 @@ def test_no_more_runs_at_once_than_the_device_has_room_for(
             under_way.discard(trainer.recipe.seed)
 
     runs = [recipe_for(tiny_npz, epochs=1, batch_size=48, model="mspcaps_t_scale16", seed=seed) for seed in range(4)]
-    done = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, report=lambda line: None, listener=listener)
+    done = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=lambda line: None, listener=listener)
     assert [outcome.state for outcome in done] == ["done"] * 4
     assert max(most) == 2, "each takes half of the device"
 
@@ -471,18 +465,16 @@ def test_a_run_stopped_within_an_epoch_has_the_curve_of_one_that_was_not(tiny_np
 
     stopped = Trainer(recipe, CPU, out=tmp_path / "a", results=tmp_path / "a", listener=listener, stop=stop)
     assert stopped.run() is None and stopped.steps_done == 2
-    resumed = train(recipe, "cpu", out=tmp_path / "a", results=tmp_path / "a")
-    whole = train(recipe, "cpu", out=tmp_path / "b", results=tmp_path / "b")
-    assert resumed.entry["curve"] == whole.entry["curve"]
-    assert resumed.entry["weights_sha256"] == whole.entry["weights_sha256"], "equal weights, equal files"
+    resumed = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
+    whole = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert resumed.run.curve == whole.run.curve
+    assert resumed.run.weights_sha256 == whole.run.weights_sha256, "equal weights, equal files"
 
 
-def test_what_is_stored_are_the_fp32_weights(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stored_are_the_fp32_weights(tiny_npz: Path, tmp_path: Path) -> None:
     """Where the model computes in bf16, its working copies are not what a run is worth."""
-    for module in (setup, sys.modules["mspcaps.training.trainer"]):
-        monkeypatch.setattr(module, "working_precision", lambda device: torch.bfloat16)
-    result = train(recipe_for(tiny_npz, epochs=1), "cpu", out=tmp_path, results=tmp_path)
-    assert result.entry["precision"] == "bf16"
+    result = train(recipe_for(tiny_npz, epochs=1, precision="bf16"), device="cpu", out=tmp_path, results=tmp_path)
+    assert result.run.precision == "bf16"
     for which in ("last", "best"):
         stored = load_file(result.folder / f"{which}.safetensors")
         assert {t.dtype for t in stored.values()} == {torch.float32}
@@ -503,32 +495,46 @@ def test_images_that_fill_up_the_last_batch_do_not_count(monkeypatch: pytest.Mon
 def test_a_ledger_that_cannot_be_written_is_noticed_before_the_training(tiny_npz: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MspcapsError, match="cannot write the ledger to "):
-        train(recipe_for(tiny_npz), "cpu", out=tmp_path, results=tmp_path / "file" / "x")
+        train(recipe_for(tiny_npz), device="cpu", out=tmp_path, results=tmp_path / "file" / "x")
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def entry_of(recipe: Recipe, **changes: Any) -> Run:
+    """Of a run that nobody made."""
+    curve = {"loss": [0.5] * recipe.epochs, "accuracy": [80.0] * recipe.epochs}
+    run = Run(
+        model=recipe.model, params=1, dataset=recipe.dataset, recipe=recipe.to_dict(), seed=recipe.seed,
+        epochs=recipe.epochs, accuracy=ledger.Accuracy(80.0, 80.0, 1), curve=curve, seconds=ledger.Seconds(1.0),
+        device=ledger.device_name(CPU),
+    )  # fmt: skip
+    return replace(run, **changes)
 
 
 def test_a_run_of_a_catalog_set_is_only_known_by_its_whole_recipe(tmp_path: Path) -> None:
     """What a recipe leaves to the data set counts: the same name with another augmentation is another run."""
     recipe = Recipe(data="cifar10")
-    entry = {"recipe": {**filled(recipe).to_dict(), "augment": vars(Augmentation())}}
-    ledger.write_entry(tmp_path, recipe, entry)
+    path = ledger.entry_path(tmp_path, recipe)
+    assert ledger.find_run(tmp_path, recipe) is None
+    ledger.write_run(path, entry_of(replace(recipe.resolve(), augment=Augmentation())))
     with pytest.raises(MspcapsError, match="another augment"):
-        ledger.is_in_ledger(tmp_path, recipe)
-    ledger.write_entry(tmp_path, recipe, {"recipe": filled(recipe).to_dict()})
-    assert ledger.is_in_ledger(tmp_path, recipe)
+        ledger.find_run(tmp_path, recipe)
+    ledger.write_run(path, entry_of(recipe.resolve()))
+    assert ledger.find_run(tmp_path, recipe) == entry_of(recipe.resolve())
 
 
-class Head(nn.Module):
+class Head(Model):
     """A model of another kind."""
 
-    loss = staticmethod(nn.functional.cross_entropy)
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.num_features = task.in_chans * task.img_size[0] * task.img_size[1]
+        self.head = nn.Linear(self.num_features, task.num_classes)
 
-    def __init__(self, num_classes: int, in_chans: int, img_size: tuple[int, int], **task: Any) -> None:
-        super().__init__()
-        self.head = nn.Linear(in_chans * img_size[0] * img_size[1], num_classes)
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x.flatten(1))
+    def forward_head(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(features)
 
 
 def test_a_model_that_cannot_be_trained_gets_a_sentence(
@@ -537,26 +543,18 @@ def test_a_model_that_cannot_be_trained_gets_a_sentence(
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
     @register_model
-    def lossless(**task: Any) -> nn.Module:
-        model = Head(**task)
-        model.loss = None  # type: ignore[assignment]
-        return model
-
-    @register_model
-    def with_a_spare(**task: Any) -> nn.Module:
-        model = Head(**task)
+    def with_a_spare(task: Task) -> Model:
+        model = Head(task)
         model.add_module("decoder", nn.Linear(2, 2))
         return model
 
-    with pytest.raises(MspcapsError, match=r"lossless cannot be trained: it has no loss\(scores, labels\)"):
-        train(recipe_for(tiny_npz, model="lossless"), "cpu", out=tmp_path, results=tmp_path)
     with pytest.raises(MspcapsError, match=r"the loss does not depend on decoder\.weight: leave it out"):
-        train(recipe_for(tiny_npz, model="with_a_spare"), "cpu", out=tmp_path, results=tmp_path)
+        train(recipe_for(tiny_npz, model="with_a_spare"), device="cpu", out=tmp_path, results=tmp_path)
 
 
 def test_what_the_compiler_refuses_gets_a_sentence() -> None:
     def unsteady(x: torch.Tensor) -> torch.Tensor:
         return x if x.sum().item() > 0 else -x
 
-    with pytest.raises(MspcapsError, match=r"^the model cannot be compiled: .+; train it with --form eager$"):
+    with pytest.raises(MspcapsError, match=r"^the model cannot be compiled: .+; train it with --engine eager$"):
         compiled(unsteady)(torch.ones(2))

@@ -10,11 +10,10 @@ import torch
 from mspcaps.bench.timing import Timed
 from mspcaps.data import Augmentation, ImageSet, facts
 from mspcaps.models import Model, create_model
-from mspcaps.training.distributed import World
-from mspcaps.training.loader import Plan
+from mspcaps.training.device import Engine, choose_engine
+from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.setup import default_form, make_step
-from mspcaps.training.step import Form
+from mspcaps.training.step import make_step
 from mspcaps.training.trainer import preparing
 
 CIFAR10 = facts("cifar10")
@@ -52,25 +51,25 @@ class EngineRun(Timed):
     """Takes the trainer's steps, epoch after epoch."""
 
     def __init__(
-        self, model: Model, data: ImageSet, task: Task, form: Form | None = None, seed: int = 0, fuse: bool = True
+        self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True
     ) -> None:
         device = data.images.device
-        self.device, self.form = device, form or default_form(device, World())
-        self.plan = Plan(data, task.batch_size, AUGMENT, seed)
-        self.step = make_step(model.to(device).train(), self.plan, PAPER.weight_decay, self.form, fused=fuse)
+        self.device, self.engine = device, choose_engine(engine, device)
+        self.loader = Loader(data, task.batch_size, AUGMENT, seed)
+        self.step = make_step(model.to(device).train(), self.loader, PAPER, self.engine, fused=fused)
         self.step.optimizer.lr.fill_(PAPER.lr)
         self.epoch = self.done = 0
-        self.plan.begin(0)
-        if self.form == "captured":
+        self.loader.begin(0)
+        if self.engine == "cudagraph":
             with preparing:
                 self.step.capture()
 
     def run(self, steps: int) -> int:
         taken = 0
         while taken < steps:
-            if self.done >= self.plan.steps:
+            if self.done >= self.loader.steps:
                 self.epoch, self.done = self.epoch + 1, 0
-                self.plan.begin(self.epoch)
+                self.loader.begin(self.epoch)
             count = self.step()
             self.done, taken = self.done + count, taken + count
         return taken

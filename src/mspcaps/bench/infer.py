@@ -17,7 +17,7 @@ from mspcaps.export.model import describe
 from mspcaps.export.runner import INPUT, open_session
 from mspcaps.models import summarize
 from mspcaps.models.layers import use_channels_last
-from mspcaps.training.setup import working_precision
+from mspcaps.training.device import working_precision
 from mspcaps.training.step import captured
 
 FORMS = ("eager", "channels_last", "compiled", "captured", "onnxruntime")

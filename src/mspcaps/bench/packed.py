@@ -106,9 +106,7 @@ def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path)
                 start.wait()
             ends[trainer.recipe.seed].append(time.perf_counter())
 
-    outcomes = run_sweep(
-        recipes, device, out=folder, results=folder / "results", report=lambda line: None, listener=note
-    )
+    outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=lambda line: None, listener=note)
     if failed := [outcome for outcome in outcomes if outcome.state != "done"]:
         raise MspcapsError(f"a run that was to be timed did not finish: {failed[0].detail}")
     begin, end = max(times[0] for times in ends.values()), min(times[-1] for times in ends.values())

@@ -52,7 +52,7 @@ def random_crop(image: Tensor, padding: int) -> Tensor:
 class EagerReference(Timed):
     """Takes steps on the images, epoch after epoch."""
 
-    form, precision = "eager", "fp32"
+    engine, precision = "eager", "fp32"
 
     def __init__(
         self, model: Model, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,

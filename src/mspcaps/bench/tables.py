@@ -56,7 +56,7 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
 
 def grown_eager(result: dict[str, Any]) -> bool:
     """Compiling for every size would take longer than measuring."""
-    return "scaling" in result and result["variants"]["ours"]["form"] == "compiled"
+    return "scaling" in result and result["variants"]["ours"]["form"] in ("compiled", "compile")
 
 
 def training_notes(result: dict[str, Any]) -> list[str]:

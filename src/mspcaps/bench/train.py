@@ -22,11 +22,9 @@ from mspcaps.bench.timing import (
 )
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.models import summarize
-from mspcaps.training.distributed import World
-from mspcaps.training.setup import default_form, working_precision
-from mspcaps.training.step import Form
+from mspcaps.training.device import Engine, choose_engine, working_precision
 
-FORMS: dict[str, tuple[Form, ...]] = {"cpu": ("eager", "compiled"), "cuda": ("eager", "compiled", "captured")}
+ENGINES: dict[str, tuple[Engine, ...]] = {"cpu": ("eager", "compile"), "cuda": ("eager", "compile", "cudagraph")}
 EPOCHS = PAPER.epochs
 CONVENTIONS = {
     "data": "synthetic: random uint8 images of CIFAR-10's shape and count, augmented as CIFAR-10 is",
@@ -87,17 +85,18 @@ def compare(
     data = task.data()
     on_device = data.to(device)
     built: dict[str, EngineRun | EagerReference] = {}
-    form = default_form(device, World(), 0 if quick else EPOCHS * CIFAR10.train)  # that of a run as long as the paper's
+    # as for a run as long as the paper's
+    engine = choose_engine(None, device, images=0 if quick else EPOCHS * CIFAR10.train)
     memory: dict[str, int | None] = {}
     makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
-        "ours": lambda: EngineRun(task.model(model), on_device, task, form),
+        "ours": lambda: EngineRun(task.model(model), on_device, task, engine),
         "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
-        "resnet": lambda: EngineRun(task.model(other), on_device, task, form),
+        "resnet": lambda: EngineRun(task.model(other), on_device, task, engine),
     }
-    others = [] if quick else [also for also in FORMS.get(device.type, ()) if also != form]
+    others = [] if quick else [also for also in ENGINES.get(device.type, ()) if also != engine]
     makers |= {f"ours_{also}": partial(EngineRun, task.model(model), on_device, task, also) for also in others}
-    if device.type == "cuda" and form != "eager":  # elsewhere there are none to switch off
-        makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, form, fuse=False)
+    if device.type == "cuda" and engine != "eager":  # elsewhere there are none to switch off
+        makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
     for name, make in makers.items():
         log(f"preparing {name.replace('_', ', ')}")
         peak = PeakMemory(device)
@@ -136,7 +135,7 @@ def describe(
     return {
         "model": model,
         "params": cost.params,
-        "form": variant.form,
+        "form": variant.engine,
         "precision": variant.precision,
         "ms_per_step": timing.to_dict(),
         "images_per_second": significant(rate),

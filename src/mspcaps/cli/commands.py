@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.options import Maybe
 from mspcaps.cli.progress import counting, table
-from mspcaps.cli.training import resumable_progress
+from mspcaps.cli.training import stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes
 
@@ -38,8 +38,8 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     if not train:
         return
     print("Training the same model from scratch on the embedded 5,000 FashionMNIST images.", flush=True)
-    with resumable_progress() as (listener, stop):
-        done = run(out, device, listener, stop=stop)
+    with stoppable() as stop:
+        done = run(out, device, stop=stop)
     print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images classified correctly.\n")
     print(f"Result page: {done.page}\n\nTry next:")
     print(f"  mspcaps predict {done.weights} PICTURE.png")

@@ -1,18 +1,12 @@
-"""What commands show: how far long work is, curves for TensorBoard, tables."""
+"""What commands show: how far long work is, tables."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from mspcaps.errors import MspcapsError
 from mspcaps.progress import LINE_EVERY
-
-if TYPE_CHECKING:
-    from mspcaps.training import Trainer
 
 
 @contextlib.contextmanager
@@ -43,34 +37,6 @@ def counting() -> Iterator[Callable[[str, int, int | None], None]]:
             bar.update(task, completed=done, rate=rate)
 
         yield progress
-
-
-class TensorBoard:
-    """Writes loss, learning rate and test accuracy after every epoch, in a folder per run."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MspcapsError("--log-dir needs TensorBoard: pip install 'mspcaps[log]'") from error
-        self.make, self.folder = SummaryWriter, folder
-        self.writer: Any = None
-        self.written = 0
-
-    def __call__(self, trainer: "Trainer") -> None:
-        if self.writer is None:
-            from mspcaps.training.checkpoint import run_folder
-
-            self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
-            self.written = len(trainer.history)  # by the sittings before this one
-        for row in trainer.history[self.written :]:
-            for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
-                self.writer.add_scalar(name, value, row.epoch)
-            self.written += 1
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

@@ -1,13 +1,19 @@
 """`mspcaps train` and `mspcaps sweep`: runs, what can be changed about them, and how they are stopped."""
 
+import ast
+import dataclasses
+import inspect
 import os
 import signal
 import sys
+import textwrap
 import threading
+import typing
 from collections import Counter
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,87 +21,55 @@ import tyro
 from tyro.conf import Positional
 
 from mspcaps.cli.options import Maybe
-from mspcaps.cli.progress import TensorBoard
 from mspcaps.errors import MspcapsError
-from mspcaps.progress import Lines, clock, training_progress
+from mspcaps.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mspcaps.training import Recipe, Trainer
-    from mspcaps.training.trainer import Listener
-
-Form = Literal["eager", "compiled", "captured"]
+    from mspcaps.training import Recipe
 
 
-@dataclass(frozen=True)
-class AugmentChanges:
-    """Augmentation of the training images; default: as in the recipe."""
+def changes_type() -> type:
+    """The fields of the recipe as options that may be left out. Made when the parser asks: torch is slow to import."""
+    from mspcaps.training import Recipe
 
-    crop: Maybe[int] = None
-    """Padding in pixels before a random crop."""
-    flip: Maybe[bool] = None
-    """Flip images horizontally at random."""
-    rotate: Maybe[float] = None
-    """Largest angle of a random rotation, in degrees."""
+    changes = optional_fields(Recipe)
+    changes.__doc__ = "Changes to the recipe, which become part of the run's name; default: as in the recipe."
+    return changes
 
 
-@dataclass(frozen=True)
-class ScaleChanges:
-    """Factors applied to the initial weights, by kind."""
-
-    votes: Maybe[float] = None
-    """Factor on the vote weights of the routing."""
-    positions: Maybe[float] = None
-    """Factor on the position embeddings."""
-    convolutions: Maybe[float] = None
-    """Factor on the convolution weights."""
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Changes to the recipe, which become part of the run's name; default: as in the recipe."""
-
-    model: Maybe[str] = None
-    """Model name, as listed by `mspcaps models`."""
-    data: Maybe[str] = None
-    """Data set name, or path of an .npz file or of a folder with one subfolder per class."""
-    name: Maybe[str] = None
-    """Name of the run in paths and in the ledger."""
-    epochs: Maybe[int] = None
-    """Passes over the training images."""
-    batch_size: Maybe[int] = None
-    """Images per step."""
-    lr: Maybe[float] = None
-    """Peak learning rate of AdamW."""
-    weight_decay: Maybe[float] = None
-    """Decoupled weight decay."""
-    warmup_epochs: Maybe[int] = None
-    """Epochs of linear warm-up."""
-    warmup_start: Maybe[float] = None
-    """Learning rate at the start of the warm-up, as a fraction of the peak."""
-    min_lr: Maybe[float] = None
-    """Learning rate that the cosine decays to."""
-    img_size: Maybe[int] = None
-    """Images are resized to this side length (square)."""
-    augment: AugmentChanges = field(default_factory=AugmentChanges)
-    balance: Maybe[bool] = None
-    """Draw every class equally often in an epoch, however many images it has."""
-    init: Maybe[str] = None
-    """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file."""
-    initial_scale: ScaleChanges = field(default_factory=ScaleChanges)
-    held_out: Maybe[int] = None
-    """Measure on this many held-out training images instead of the test set."""
-    seed: Maybe[int] = None
-    """Determines initial weights, image order and augmentation."""
+def optional_fields(kind: type) -> type:
+    """A dataclass with the fields of another, all None by default; help and types are those of the other."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    notes = {
+        field.target.id: note.value.value
+        for field, note in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant)
+    }  # fmt: skip
+    hints = typing.get_type_hints(kind)
+    made: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(kind):
+        inner = next((one for one in typing.get_args(hints[field.name]) if dataclasses.is_dataclass(one)), None)
+        if inner is not None:
+            nested = optional_fields(typing.cast(type, inner))
+            nested.__doc__ = str(notes.get(field.name, kind.__doc__))
+            made.append((field.name, nested, dataclasses.field(default_factory=nested)))
+            continue
+        table = typing.get_origin(hints[field.name]) is dict
+        hint = list[str] if table else hints[field.name]
+        note, metavar = str(notes.get(field.name, "")), "NAME=VALUE ..." if table else None
+        about = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
+        made.append((field.name, Annotated[hint | None, about], dataclasses.field(default=None)))
+    return dataclasses.make_dataclass(f"{kind.__name__}Changes", made, frozen=True)
 
 
 def train(
     recipe: Positional[Maybe[str]] = None,
-    changes: Annotated[Changes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008 - frozen
+    changes: Annotated[Any, tyro.conf.arg(name="", constructor_factory=changes_type)] = None,
     list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     device: Maybe[str] = None,
-    form: Maybe[Form] = None,
+    engine: Maybe[Literal["eager", "compile", "cudagraph"]] = None,
     out: Path = Path("runs"),
     results: Path = Path("results"),
     log_dir: Maybe[Path] = None,
@@ -107,108 +81,82 @@ def train(
         recipe: A name shown by --list, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
         list: List the recipes and exit.
         device: cpu or cuda; default: the GPU if there is one.
-        form: How training steps are executed; default: the fastest form the device supports.
+        engine: How training steps are executed; default: the fastest engine that the device supports.
         out: Folder for weights and checkpoints.
-        results: Folder of the ledger: one JSON file per finished run.
+        results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
         log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
-        overwrite: Retrain a finished run and replace its ledger entry.
+        overwrite: Train a finished run again and replace its ledger entry.
     """
-    from mspcaps import train as run
-    from mspcaps.files import sha256_of
-    from mspcaps.training import list_recipes
-    from mspcaps.training.checkpoint import run_folder
-    from mspcaps.training.ledger import REPEATS, entry_path, is_in_ledger, last_accuracy, read_entry
-    from mspcaps.training.recipe import measured_on
-    from mspcaps.training.setup import count_custom_images
+    import mspcaps.training
 
     if list:
-        print("\n".join(list_recipes()))
+        print("\n".join(mspcaps.training.list_recipes()))
         return
-    chosen = choose_recipe(recipe, changes)
-    done = run_folder(out, chosen) / "last.safetensors"
-    if not overwrite and done.is_file() and is_in_ledger(results, chosen, count_custom_images(chosen)):
-        twice = entry_path(results / REPEATS, chosen)
-        repeated = twice.is_file() and read_entry(twice).get("weights_sha256") == sha256_of(done)
-        last = last_accuracy(results / REPEATS if repeated else results, chosen)
-        print(
-            f"already done: {last:.2f} % after the last epoch; --overwrite retrains it, --seed or --name starts another"
-        )
-        print(f"weights: {done}")
-        return
-    board = TensorBoard(log_dir) if log_dir else None
-    with resumable_progress(board) as (listener, stop):
-        result = run(
-            chosen, device, form=form, out=out, results=results, listener=listener, stop=stop, overwrite=overwrite
-        )
-    if result.entry:  # one process of several speaks
-        accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
-        best = f"best {accuracy['best']:.2f} % after epoch {accuracy['best_epoch']}"
-        where = measured_on(result.recipe.held_out)
-        print(f"{where} accuracy {accuracy['last']:.2f} % after the last epoch, {best}; trained for {clock(seconds)}")
-        print(f"weights: {result.folder / 'last.safetensors'}")
+    chosen = choose_recipe(recipe, given_fields(changes))
+    with stoppable() as stop:
+        mspcaps.training.train(
+            chosen, device=device, engine=engine, out=out, results=results, log_dir=log_dir, stop=stop,
+            overwrite=overwrite,
+        )  # fmt: skip
 
 
-def choose_recipe(name: str | None, changes: Changes) -> "Recipe":
-    """The recipe with the changes of the command line; own images of which they say no batch get one that fits."""
-    from mspcaps.training import Recipe, load_recipe, override
-    from mspcaps.training.recipe import filled
-    from mspcaps.training.setup import count_custom_images, custom_img_size, default_augmentation, fitting_batch
+def given_fields(changes: Any) -> dict[str, Any]:
+    """What the command line says: {"epochs": 3, "augment": {"crop": 2}}."""
+    given = {}
+    for name, value in vars(changes).items():
+        if dataclasses.is_dataclass(value):
+            value = given_fields(value) or None
+        if name == "options" and value is not None:
+            value = dict(map(parse_option, value))
+        if value is not None:
+            given[name] = value
+    return given
 
-    given: dict[str, Any] = {key: value for key, value in vars(changes).items() if value is not None}
-    augment = {key: value for key, value in asdict(given.pop("augment")).items() if value is not None}
-    scale = {key: value for key, value in asdict(given.pop("initial_scale")).items() if value is not None}
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """iterations=3 -> ("iterations", 3); values are written as in Python or TOML, text as it is."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise MspcapsError(f"--options takes NAME=VALUE, not {text!r}")
+    try:
+        return name, ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
+    """The recipe with the changes of the command line; own images for which they name no batch get one that fits."""
+    from mspcaps.training import Recipe, load_recipe
+    from mspcaps.training.images import count_custom_images, fitting_batch, open_split, resized, training_size
+
     if name is not None:
         recipe = load_recipe(name)
     elif "data" in given:
-        recipe = Recipe(name="custom", data=given["data"], model=given.get("model", "mspcaps_t"))
-        if "batch_size" not in given and (images := count_custom_images(override(recipe, **given))) is not None:
+        recipe = Recipe(data=given["data"])
+        if "batch_size" not in given and (images := count_custom_images(recipe.replace(**given))) is not None:
             given["batch_size"] = fitting_batch(images)
     else:
         raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
-    if augment:
-        whole = filled(override(recipe, **given))
-        given["augment"] = replace(whole.augment or default_augmentation(custom_img_size(whole)), **augment)
-    if scale:
-        given["initial_scale"] = recipe.initial_scale | scale
-    return override(recipe, **given)
+    if "options" in given:
+        given["options"] = recipe.options | given["options"]
+    if augment := given.pop("augment", None):
+        whole = recipe.replace(**given).resolve()
+        if whole.augment is None:
+            train = open_split(whole, "train")
+            whole = whole.resolve(resized(train, training_size(whole, train)))
+        given["augment"] = dataclasses.asdict(typing.cast(Any, whole.augment)) | augment
+    return recipe.replace(**given)
 
 
 @contextmanager
-def resumable_progress(board: TensorBoard | None = None) -> "Iterator[tuple[Listener, threading.Event]]":
-    """A listener that shows progress, and what Ctrl-C sets: the run then saves its checkpoint and ends, and the user is
-    told how to go on. Of several processes the one that leads shows and tells."""
-    from mspcaps.training import Stopped
-
-    seen: dict[str, Trainer] = {}
-    try:
-        with ExitStack() as shown, interruptible() as stop:
-            listeners: list[Listener] = []
-
-            def listener(trainer: "Trainer") -> None:
-                if "trainer" not in seen and trainer.world.is_main:
-                    listeners.append(shown.enter_context(training_progress()))
-                    if board:
-                        listeners.append(board)
-                        shown.callback(board.close)
-                seen["trainer"] = trainer
-                for show in listeners:
-                    show(trainer)
-
-            yield listener, stop
-    except (KeyboardInterrupt, Stopped):
-        trainer = seen.get("trainer")
-        if trainer is None or trainer.world.is_main:
-            print(how_to_resume(trainer), file=sys.stderr)
-        raise KeyboardInterrupt from None
-
-
-@contextmanager
-def interruptible() -> "Iterator[threading.Event]":
+def stoppable() -> "Iterator[threading.Event]":
     """What Ctrl-C sets, so that runs can end in order; a second Ctrl-C ends everything at once.
 
     KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
     and a thread that is just being started is left behind.
     """
+    from mspcaps.training import Stopped
+
     stop = threading.Event()
 
     def interrupted(*_: object) -> None:
@@ -220,16 +168,11 @@ def interruptible() -> "Iterator[threading.Event]":
     before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield stop
+    except Stopped as stopped:
+        print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
+        raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def how_to_resume(trainer: "Trainer | None") -> str:
-    from mspcaps.training.checkpoint import CHECKPOINT
-
-    if trainer is None or not (trainer.folder / CHECKPOINT).is_file():
-        return "stopped before the first checkpoint: nothing was saved"
-    return f"stopped; the same command continues from the checkpoint in {trainer.folder}"
 
 
 def sweep(
@@ -246,21 +189,20 @@ def sweep(
         budget: Start no run that cannot finish within this time: 540s, 9m, 2h.
         device: cpu or cuda; default: the GPU if there is one.
         out: Folder for weights and checkpoints.
-        results: Folder of the ledger.
+        results: Folder of the results; the ledger is runs/ inside it.
     """
-    from mspcaps.models import weights_path
-    from mspcaps.training import choose_device
+    from mspcaps.training import Stopped, choose_device
+    from mspcaps.training.monitor import ShowProgress
     from mspcaps.training.sweep import load_sweep, run_sweep
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
-    lines = Lines(every=30.0, named=True)
-    with interruptible() as stop:
+    with stoppable() as stop, Progress("images", every=30.0, file=sys.stdout, parallel=True) as progress:
         outcomes = run_sweep(
-            recipes, choose_device(device), seconds, out, results, partial(print, flush=True), lines, weights_path, stop
-        )
-    if stop.is_set():
-        print(f"stopped; the same command continues from the checkpoints in {out}", file=sys.stderr)
-        raise KeyboardInterrupt
+            recipes, choose_device(device), seconds, out, results, partial(print, flush=True),
+            ShowProgress(progress, named=True), stop,
+        )  # fmt: skip
+        if stop.is_set():
+            raise Stopped(f"stopped; the same command continues from the checkpoints in {out}")
     counts = Counter(outcome.state for outcome in outcomes)
     words = {"known": "already in the ledger", "left": "not started"}
     print(", ".join(f"{count} {words.get(state, state)}" for state, count in counts.items()))

@@ -17,11 +17,14 @@ IDX_ARCHIVES = tuple(f"{file}.gz" for file in IDX_FILES)
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Training augmentation of the paper: pixels of padding before a random crop, mirror image, degrees of rotation."""
+    """Augmentation of the training images."""
 
     crop: int = 0
+    """Padding in pixels before a random crop."""
     flip: bool = False
+    """Flip images horizontally at random."""
     rotate: float = 0.0
+    """Largest angle of a random rotation, in degrees."""
 
     def __post_init__(self) -> None:
         for name in ("crop", "rotate"):

@@ -1,27 +1,12 @@
-"""Recipes, the trainer, sweeps."""
+"""Recipes, `train`, the ledger, sweeps."""
 
-from typing import Any
-
-from mspcaps.errors import MspcapsError
-from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, override, recipe_from_dict
-from mspcaps.training.setup import choose_device
-from mspcaps.training.trainer import Epoch, Result, Trainer
+from mspcaps.training.device import Engine, choose_device
+from mspcaps.training.launch import Stopped, train
+from mspcaps.training.ledger import Run, list_runs, read_run
+from mspcaps.training.recipe import Recipe, list_recipes, load_recipe
+from mspcaps.training.trainer import Epoch, Listener, Result, Trainer
 
 __all__ = [
-    "Epoch", "Recipe", "Result", "Stopped", "Trainer", "choose_device", "list_recipes", "load_recipe", "override",
-    "recipe_from_dict", "train",
+    "Engine", "Epoch", "Listener", "Recipe", "Result", "Run", "Stopped", "Trainer", "choose_device", "list_recipes",
+    "list_runs", "load_recipe", "read_run", "train",
 ]  # fmt: skip
-
-
-class Stopped(MspcapsError):
-    """A run that was told to stop."""
-
-
-def train(recipe: Recipe | str, device: str | None = None, **options: Any) -> Result:
-    """Train a recipe, by name, TOML path or object, from its checkpoint if there is one; options as for `Trainer`."""
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe)
-    result = Trainer(recipe, choose_device(device), **options).run()
-    if result is None:
-        raise Stopped("the run was stopped before its end; its checkpoint is kept")
-    return result

@@ -40,11 +40,9 @@ def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dic
         raise MspcapsError(f"{path} is not a complete checkpoint: {error}; remove it to start the run over") from error
 
 
-def load_checkpoint(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Copies the file's tensors into the given ones and returns the progress."""
-    progress, stored = read_checkpoint(path)
+def load_tensors(path: Path, stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Copies what a checkpoint holds into the given tensors, if it holds them all."""
     if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
         raise MspcapsError(f"{path} belongs to another model; remove it to start the run over")
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
-    return progress

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mspcaps.models.layers import BatchNorm
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True)
@@ -89,27 +90,53 @@ class AllReduceSum(torch.autograd.Function):
         return total
 
 
-class SyncBatchNorm(BatchNorm):
-    """BatchNorm2d over the batches of all processes; unlike PyTorch's own it also runs on CPU."""
+class SyncBatchNorm(nn.Module):
+    """A BatchNorm over the batches of all processes, with the parameters and statistics of the one it stands for;
+    unlike PyTorch's own it also runs on CPU."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, norm: BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.momentum, self.training = norm.eps, norm.momentum, norm.training
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(norm, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+        self.batches = 0  # for a cumulative average, which momentum None asks for
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
-        x32 = x.float()
+        if not self.training and self.running_mean is not None:
+            statistics = self.running_mean, self.running_var
+            return F.batch_norm(x, *statistics, self.weight, self.bias, False, 0.0, self.eps)
+        x32, dims, shape = x.float(), [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
         count = dist.get_world_size() * x.numel() / x.shape[1]
-        mean = AllReduceSum.apply(x32.sum((0, 2, 3))) / count
-        centred = x32 - mean.view(1, -1, 1, 1)
-        var = AllReduceSum.apply(centred.square().sum((0, 2, 3))) / count
-        with torch.no_grad():
-            momentum = self.momentum or 0.0
-            self.running_mean.lerp_(mean, momentum)  # type: ignore[union-attr]
-            self.running_var.lerp_(var * count / (count - 1), momentum)  # type: ignore[union-attr]
-        y = centred * ((var + self.eps).rsqrt() * self.weight).view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
-        return y.to(x.dtype)
+        mean = AllReduceSum.apply(x32.sum(dims)) / count
+        centred = x32 - mean.view(shape)
+        var = AllReduceSum.apply(centred.square().sum(dims)) / count
+        self.track(mean.detach(), var.detach() * count / (count - 1))
+        scale = (var + self.eps).rsqrt()
+        y = centred * (scale if self.weight is None else scale * self.weight).view(shape)
+        return (y if self.bias is None else y + self.bias.view(shape)).to(x.dtype)
+
+    def track(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or not self.training:
+            return
+        self.batches += 1
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+        momentum = 1 / self.batches if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(var, momentum)
 
 
 def synchronize_batchnorm(model: nn.Module) -> None:
-    """Every BatchNorm of the model becomes one over all processes, parameters and buffers kept."""
-    for module in model.modules():
-        if type(module) is BatchNorm:
-            module.__class__ = SyncBatchNorm
+    """Every BatchNorm inside the model gives way to one over all processes that shares its parameters and buffers."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, BatchNorm):
+                setattr(module, name, SyncBatchNorm(child))

@@ -12,8 +12,9 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import loaded
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
+from mspcaps.training.device import Engine
 from mspcaps.training.loader import WORKERS
-from mspcaps.training.step import Form, captured, compiled
+from mspcaps.training.step import captured, compiled
 
 BATCH = 1000
 
@@ -27,11 +28,11 @@ class Evaluator:
     """`accuracy()` in percent of the test set, then `health()`. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
-        self, model: Model, data: ImageSet | FolderImages, device: torch.device, form: Form,
+        self, model: Model, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
         autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
-        self.count = compiled(count_correct) if form != "eager" else count_correct
+        self.count = compiled(count_correct) if engine != "eager" else count_correct
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.meter = HealthMeter(model)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -57,10 +58,10 @@ class Evaluator:
         return in_chunks(images.to(self.device), labels.to(self.device))
 
     def capture(self) -> None:
-        self.graph = captured(self.add_up, warm_up=self.add_up)
+        self.graph = captured(self.count_all, warm_up=self.count_all)
 
     @torch.no_grad()
-    def add_up(self) -> None:
+    def count_all(self) -> None:
         self.model.eval()
         self.correct.zero_()
         batches: Any = self.batches
@@ -70,15 +71,16 @@ class Evaluator:
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
-            for images, labels in self.looked_at:
-                self.meter.add(images.float() / 255, labels)
+            if hasattr(self.model, "routing_state"):
+                for images, labels in self.looked_at:
+                    self.meter.add(images.float() / 255, labels)
         self.model.train()
 
     def accuracy(self) -> float:
         if self.graph is not None:
             self.graph.replay()
         else:
-            self.add_up()
+            self.count_all()
         return 100 * self.correct.item() / len(self.data)
 
     def health(self) -> tuple[BlockHealth, ...]:

@@ -1,11 +1,15 @@
-"""The ledger: one JSON per finished run, written once, never edited by hand."""
+"""The ledger: one JSON per finished run, written once, never edited by hand.
+
+results/runs/<dataset>/<model>/<recipe>-seed<k>.json      the run that counts
+results/repeats/<dataset>/<model>/<recipe>-seed<k>.json   the same run, made again
+"""
 
 import json
 import math
 import os
 import platform
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import torch
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
-from mspcaps.training.recipe import Recipe, differences, filled, stored_recipe
+from mspcaps.training.recipe import Recipe, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
 _REQUIRED = {  # of an entry, and of the tables inside it
@@ -55,7 +59,7 @@ class Run:
     seed: int
     epochs: int
     accuracy: Accuracy
-    curve: dict[str, list[float]] = field(repr=False)  # loss and accuracy of every epoch
+    curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block
     seconds: Seconds
     device: str
     options: dict[str, Any] = field(default_factory=dict)  # of the model's family
@@ -82,30 +86,19 @@ class Run:
         return Path(self.dataset, self.model, f"{self.name}-seed{self.seed}.json")
 
 
-def entry_path(results: Path, recipe: Recipe) -> Path:
-    folder = results if results.name == REPEATS else results / RUNS
-    return folder / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
+def entry_path(results: Path, recipe: Recipe, kind: str = RUNS) -> Path:
+    """Of a run, or of its repeat."""
+    return results / kind / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
 
 
-def write_entry(results: Path, recipe: Recipe, entry: dict[str, Any]) -> Path:
-    path = entry_path(results, recipe)
-    write_json(path, entry)
-    return path
+def write_run(path: Path, run: Run) -> None:
+    entry = asdict(run)
+    write_json(path, {key: value for key, value in entry.items() if key != "renamed_from" or value})
 
 
-def read_entry(path: Path) -> dict[str, Any]:
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MspcapsError(f"{path} is not a ledger entry: {error}") from error
-    if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
-        raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
-    return entry
-
-
-def list_runs(results: Path, kind: str = RUNS) -> list[Run]:
+def list_runs(results: str | Path, kind: str = RUNS) -> list[Run]:
     """Every run of the ledger, or every repeat: by data set in the order of the catalog, then model, name and seed."""
-    folder = results / kind
+    folder = Path(results, kind)
     if not folder.is_dir() and kind == RUNS:
         raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
     order = {name: place for place, name in enumerate(CATALOG)}
@@ -113,13 +106,14 @@ def list_runs(results: Path, kind: str = RUNS) -> list[Run]:
     return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: str | Path) -> Run:
     """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
+    path = Path(path)
     entry = _read_entry(path)
     accuracy, curve, recipe = Accuracy(**entry["accuracy"]), entry["curve"], stored_recipe(entry["recipe"])
     known = {key: value for key, value in entry.items() if key in Run.__dataclass_fields__}
     known |= {"accuracy": accuracy, "seconds": Seconds(**entry["seconds"]), "recipe": recipe}
-    run = Run(**{"epochs": recipe["epochs"], "options": recipe.get("options", {})} | known)
+    run = Run(**{"epochs": recipe["epochs"], "options": recipe["options"]} | known)
     if path.parts[-3:] != run.path.parts:
         raise MspcapsError(f"{path} describes another run: by its content it should be {path.parents[2] / run.path}")
     whole = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
@@ -148,9 +142,27 @@ def _read_entry(path: Path) -> dict[str, Any]:
     return entry
 
 
-def last_accuracy(results: Path, recipe: Recipe) -> float:
-    """In percent, of a run that the ledger has."""
-    return float(read_entry(entry_path(results, recipe))["accuracy"]["last"])
+def find_run(results: Path, recipe: Recipe, images: int | None = None, kind: str = RUNS) -> Run | None:
+    """The finished run of a recipe, or None: the one place that says whether a run is done.
+
+    An entry of its name that tells of another recipe is neither skipped nor overwritten, nor is one of another number
+    of training images, if it is known how many `images` there are now.
+    """
+    path = entry_path(results, recipe, kind)
+    if not path.is_file():
+        return None
+    run, recipe = read_run(path), recipe.resolve()
+    left_open = {key for key, value in vars(recipe).items() if value is None}  # to one's own images
+    if differing := [key for key in recipe.differences(run.recipe) if key not in left_open]:
+        raise MspcapsError(
+            f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
+        )
+    if None not in (images, run.images) and run.images != images:
+        raise MspcapsError(
+            f"the data has changed since {path} was written, from {run.images:,} training images to {images:,}: train "
+            "with --overwrite to replace it, or give the new run another name"
+        )
+    return run
 
 
 def device_name(device: torch.device) -> str:
@@ -182,25 +194,3 @@ def git_commit() -> str | None:
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def is_in_ledger(results: Path, recipe: Recipe, images: int | None = None) -> bool:
-    """Whether the run is done. An entry of its name that tells of another recipe is neither skipped nor overwritten,
-    nor is one of another number of training images, if there are known to be so many `images` now."""
-    path = entry_path(results, recipe)
-    if not path.is_file():
-        return False
-    recipe = filled(recipe)  # as in the ledger; of own images it is not known here what is left to them
-    entry = read_entry(path)
-    differing = [key for key in differences(recipe, entry["recipe"]) if getattr(recipe, key) is not None]
-    if differing:
-        raise MspcapsError(
-            f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
-        )
-    before = entry.get("images", images)  # older entries do not say
-    if images is not None and before != images:
-        raise MspcapsError(
-            f"the data has changed since {path} was written, from {before:,} training images to {images:,}: train with "
-            "--overwrite to replace it, or give the new run another name"
-        )
-    return True

@@ -1,10 +1,11 @@
-"""Which images a step sees: the plan of an epoch, on the device.
+"""Which images a step sees: the epoch laid out on the device.
 
 Order and draws are functions of (seed, epoch), the batch one of (seed, epoch, step): that is what makes a resumed run
 equal to an uninterrupted one. With several processes each takes its share of every batch. A balanced order draws every
-class equally often; it is another order and nothing else, so every form of the step takes it as it is.
+class equally often; it is another order and nothing else, so every engine takes it as it is.
 """
 
+import hashlib
 from collections.abc import Iterator
 
 import torch
@@ -15,28 +16,27 @@ from mspcaps.data import Augmentation, FolderImages, ImageSet
 from mspcaps.data.augment import DRAWS, balanced_order, epoch_draws, epoch_order
 from mspcaps.data.folder import loaded
 from mspcaps.errors import MspcapsError
+from mspcaps.training.distributed import World
+from mspcaps.training.recipe import Recipe
 
 WORKERS = 2  # processes that read pictures
+MAX_STEPS_PER_REPLAY = 16  # steps that one CUDA graph holds
 
 
-class Plan:
+class Loader:
     """The images on the device and, for the current epoch, which ones in what order with which draws."""
 
     def __init__(
         self, data: ImageSet, batch_size: int, augment: Augmentation, seed: int, rank: int = 0, world: int = 1,
         balance: bool = False,
     ) -> None:  # fmt: skip
-        self.images, self.labels = data.images, data.labels
-        self._layout(len(data), batch_size, seed, rank, world)
+        self.images, self.labels, self.augment = data.images, data.labels, augment
+        self._lay_out(len(data), batch_size, seed, rank, world)
         self.balanced = data.labels.cpu() if balance else None
-        self.augment = augment
-        device = data.images.device
-        share = batch_size // world
-        self.order = torch.zeros(self.steps, share, dtype=torch.int64, device=device)
-        self.draws = torch.zeros(self.steps, share, DRAWS, device=device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._place(self.steps, data.images.device)
+        self.step_number = self.position
 
-    def _layout(self, n: int, batch_size: int, seed: int, rank: int, world: int) -> None:
+    def _lay_out(self, n: int, batch_size: int, seed: int, rank: int, world: int) -> None:
         if n < batch_size:
             raise MspcapsError(
                 f"a batch of {batch_size} is larger than the training set of {n} images: choose a batch_size up to {n}"
@@ -49,6 +49,14 @@ class Plan:
         self.n, self.seed, self.rank, self.world = n, seed, rank, world
         self.steps = n // batch_size  # per epoch
         self.batch_size = batch_size
+
+    def _place(self, rows: int, device: torch.device) -> None:
+        """What a step reads: a row of order and draws, and numbers that dropout masks are made of."""
+        share = self.batch_size // self.world
+        self.order = torch.zeros(rows, share, dtype=torch.int64, device=device)
+        self.draws = torch.zeros(rows, share, DRAWS, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.epoch_key = torch.zeros(1, dtype=torch.int64, device=device)
 
     def epoch_order(self, epoch: int) -> Tensor:
         """Which image stands at each position of the epoch: int64, at least steps x batch_size of them."""
@@ -66,34 +74,35 @@ class Plan:
         self.order.copy_(self.share(self.epoch_order(epoch)))
         self.draws.copy_(self.share(epoch_draws(self.seed, epoch, self.n, self.augment)))
         self.position.fill_(step)
+        self.epoch_key.fill_(dropout_key(self.seed, epoch))
 
     def advance(self) -> None:
         """Called before every step: nothing to fetch, the images are on the device."""
 
     @property
-    def captured_steps(self) -> int:
+    def steps_per_replay(self) -> int:
         """How many steps one CUDA graph may hold: a divisor of the steps of an epoch."""
-        return next(d for d in range(min(self.steps, 16), 0, -1) if self.steps % d == 0)
+        return next(d for d in range(min(self.steps, MAX_STEPS_PER_REPLAY), 0, -1) if self.steps % d == 0)
 
 
-class StreamingPlan(Plan):
+class StreamingLoader(Loader):
     """For image sets that do not fit on the device: a DataLoader reads the pictures, the device augments them."""
 
-    captured_steps = 1
+    steps_per_replay = 1
 
     def __init__(
         self, data: FolderImages, batch_size: int, augment: Augmentation, seed: int, device: torch.device,
         rank: int = 0, world: int = 1, balance: bool = False,
     ) -> None:  # fmt: skip
-        self._layout(len(data), batch_size, seed, rank, world)
-        self.balanced = torch.tensor(data.labels) if balance else None
         self.data, self.augment = data, augment
+        self._lay_out(len(data), batch_size, seed, rank, world)
+        self.balanced = torch.tensor(data.labels) if balance else None
+        self._place(1, device)
         share = batch_size // world
         self.images = torch.zeros(share, data.channels, *data.size, dtype=torch.uint8, device=device)
         self.labels = torch.zeros(share, dtype=torch.int64, device=device)
-        self.order = torch.arange(share, device=device).view(1, share)
-        self.draws = torch.zeros(1, share, DRAWS, device=device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.order.copy_(torch.arange(share))
+        self.step_number = torch.zeros_like(self.position)
         self.batches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.all_draws = self.draws
         self.step = 0
@@ -103,6 +112,7 @@ class StreamingPlan(Plan):
         self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
         self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))
         self.step = step
+        self.epoch_key.fill_(dropout_key(self.seed, epoch))
 
     def advance(self) -> None:
         images, labels = next(self.batches)
@@ -110,4 +120,20 @@ class StreamingPlan(Plan):
         self.labels.copy_(labels)
         self.draws.copy_(self.all_draws[self.step].unsqueeze(0))
         self.position.zero_()
+        self.step_number.fill_(self.step)
         self.step += 1
+
+
+def make_loader(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Loader:
+    """Of a resolved recipe."""
+    assert recipe.augment is not None
+    task = (recipe.batch_size, recipe.augment, recipe.seed)
+    if isinstance(train, ImageSet):
+        return Loader(train, *task, world.rank, world.size, balance=recipe.balance)
+    return StreamingLoader(train, *task, device, world.rank, world.size, balance=recipe.balance)
+
+
+def dropout_key(seed: int, epoch: int) -> int:
+    """62 bits that depend on seed and epoch only."""
+    digest = hashlib.sha256(f"dropout/{seed}/{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 2

@@ -6,17 +6,20 @@ import hashlib
 import math
 import reprlib
 import tomllib
+import types
 import typing
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mspcaps.data.catalog import CATALOG, Augmentation
+from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet
 from mspcaps.errors import MspcapsError, nearest
 
-LONGEST_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
-NOT_IN_NAMES = '/\\:*?"<>|'  # somewhere a file system refuses them
-MAX_IMG_SIZE = 2048  # pixels a side; beyond that it is a slip of the pen
+CUSTOM = "custom"  # the name of a recipe that no file has named
+MAX_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
+NOT_IN_NAMES = '/\\:*?"<>|'  # some file system refuses them
+MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 
 
 @dataclass(frozen=True)
@@ -25,24 +28,42 @@ class Recipe:
 
     model: str = "mspcaps_t"
     """Name of a registered model."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the model's family, such as iterations=3."""
     data: str = "cifar10"
     """Data set name, or path of an .npz file or of a folder with one subfolder per class."""
     name: str = ""
-    """Name of the run in paths and in the ledger; empty: `paper`, or `custom` for your own images."""
+    """Name of the run in paths and in the ledger; empty: `custom` and what differs from the defaults."""
     epochs: int = 300
     """Passes over the training images."""
     batch_size: int = 128
     """Images per step, summed over all processes; the last, partial batch of an epoch is dropped."""
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    """AdamW (decoupled weight decay), Adam or SGD."""
     lr: float = 5e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     weight_decay: float = 1e-4
-    """Decoupled weight decay, applied to every parameter."""
+    """Weight decay of every parameter, except those that the model exempts."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    nesterov: bool = False
+    """Nesterov momentum, for SGD."""
+    schedule: Literal["cosine", "exponential", "steps", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
     warmup_epochs: int = 5
     """Epochs of linear warm-up."""
     warmup_start: float = 0.1
     """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: float = 1e-6
-    """Learning rate that the cosine decays to."""
+    """Learning rate that the cosine decays to, and below which no other schedule falls."""
+    lr_gamma: float = 0.1
+    """Factor on the learning rate: of every epoch (exponential), or at every one of lr_steps (steps)."""
+    lr_steps: tuple[int, ...] = ()
+    """Epochs after which the schedule `steps` multiplies the learning rate by lr_gamma."""
+    clip_grad: float = 0.0
+    """Gradients are scaled down to this global norm; 0: they are left as they are."""
+    precision: Literal["bf16", "fp32"] | None = None
+    """What the model computes in; default: bf16 on a GPU that has it, fp32 elsewhere."""
     img_size: int | None = None
     """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
@@ -51,40 +72,25 @@ class Recipe:
     """Draw every class equally often in an epoch, however many images it has."""
     init: str = ""
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
-    initial_scale: dict = field(default_factory=dict)
-    """Factors applied to the initial weights, by kind: votes, positions, convolutions; 1 if not given."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
     seed: int = 0
-    """Determines initial weights, image order and augmentation."""
+    """Determines initial weights, image order, augmentation and dropout."""
 
     def __post_init__(self) -> None:
         if isinstance(self.data, Path):
             object.__setattr__(self, "data", str(self.data))
-        if isinstance(self.augment, dict):
-            augment = Augmentation(**_checked(self.augment, Augmentation, "the recipe, augment"))
-            object.__setattr__(self, "augment", augment)
-        _checked(vars(self), Recipe, "the recipe")
+        for name, value in _checked(vars(self), Recipe, "the recipe").items():
+            object.__setattr__(self, name, value)
+        _check_numbers(self)
         if not self.name:
-            object.__setattr__(self, "name", "paper" if self.data in CATALOG else "custom")
-        for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise MspcapsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
-        if self.img_size is not None and not 1 <= self.img_size <= MAX_IMG_SIZE:
-            raise MspcapsError(f"img_size is {self.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
-        if self.seed >= 2**63:
-            raise MspcapsError(f"seed is {self.seed}, but must be less than 2^63")
+            object.__setattr__(self, "name", _named(CUSTOM, self._marks(_defaults(), but=("model", "data"))))
         if not self.name.isprintable() or {*self.name} & {*NOT_IN_NAMES}:
             raise MspcapsError(
                 f"the name {self.name!r} is not a valid folder name on every system: leave out {' '.join(NOT_IN_NAMES)}"
             )
-        if len(self.run_name.encode()) > LONGEST_NAME:
+        if len(self.run_name.encode()) > MAX_NAME:
             raise MspcapsError(f"the name {reprlib.repr(self.name)} is too long for a folder: shorten it")
-        for name in ("lr", "weight_decay", "min_lr", "warmup_start"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise MspcapsError(f"{name} is {getattr(self, name)}, but must be a non-negative number")
-        if self.warmup_start > 1:
-            raise MspcapsError(f"warmup_start is {self.warmup_start}, but must be at most 1: it is a fraction of lr")
 
     @property
     def dataset(self) -> str:
@@ -100,19 +106,68 @@ class Recipe:
         return f"{self.name}-seed{self.seed}"
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As JSON holds it."""
+        return dataclasses.asdict(self) | {"lr_steps": list(self.lr_steps)}
 
-    def resolve(self) -> "Recipe":
-        return filled(self)
+    def replace(self, **changes: Any) -> "Recipe":
+        """The recipe with some fields changed. Changes other than the seed become part of its name."""
+        changes = _checked(changes, Recipe, "the recipe")
+        base, *marks = self.name.split("+")
+        if changes.get("name"):
+            return dataclasses.replace(self, **changes)
+        if base == CUSTOM:
+            return dataclasses.replace(self, **changes | {"name": ""})
+        changed = dataclasses.replace(self, **changes)
+        kept = {mark.partition("=")[0]: mark for mark in marks}
+        return dataclasses.replace(changed, name=_named(base, kept | changed._marks(self.to_dict())))
+
+    def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
+        """The recipe with what it leaves to the data set filled in: from the catalog or from the training images. Of
+        one's own images, without them, nothing is known."""
+        size, augment = self.img_size, self.augment
+        if self.data in CATALOG:
+            size, augment = size or CATALOG[self.data].img_size[0], augment or CATALOG[self.data].augment
+        if train is not None:
+            size = train.size[0] if train.size[0] == train.size[1] else size
+            augment = augment or Augmentation(crop=min(train.size) // 8)  # a small shift leaves any class as it is
+            if augment.crop >= min(train.size):
+                raise MspcapsError(
+                    f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} "
+                    f"pixels out of view: choose less than {min(train.size)}"
+                )
+        return dataclasses.replace(self, img_size=size, augment=augment)
+
+    def differences(self, stored: Mapping[str, Any]) -> list[str]:
+        """The fields in which a recipe that a file holds differs from this one."""
+        stored, own = stored_recipe(stored), self.to_dict()
+        return [
+            key
+            for key in own | stored
+            if own.get(key) != stored[key] and not (key == "data" and _same_path(own[key], stored[key]))
+        ]
+
+    def _marks(self, before: Mapping[str, Any], but: Iterable[str] = ()) -> dict[str, str]:
+        """{"epochs": "epochs=90"}: what differs from before, an option under its own name."""
+        marks, now = {}, self.to_dict()
+        for key, value in now.items():
+            if key == "options":
+                for option, choice in value.items():
+                    if option not in before[key] or before[key][option] != choice:
+                        marks[option] = f"{option}={_short(choice)}"
+                marks |= {option: f"{option}=default" for option in before[key].keys() - value.keys()}
+            elif value != before[key] and key not in ("name", "seed", *but):
+                marks[key] = f"{key}={self.dataset if key == 'data' else _short(value)}"
+        return marks
 
 
-def filled(recipe: Recipe) -> Recipe:
-    """The recipe with the defaults of its data set filled in, as stored in the ledger."""
-    known = CATALOG.get(recipe.data)
-    if known is None:
-        return recipe
-    size = recipe.img_size or known.img_size[0]
-    return replace(recipe, augment=recipe.augment or known.augment, img_size=size)
+def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe as a file holds it, whole: a field younger than the file has its default, one of `augment` as well, and
+    a retired field stays only if it says something."""
+    known = _types(Recipe)
+    whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
+    if isinstance(whole["augment"], dict):
+        whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
+    return whole
 
 
 def measured_on(held_out: int) -> str:
@@ -142,70 +197,55 @@ def load_recipe(name: str | Path) -> Recipe:
         if not path.is_file():
             hint = nearest(str(name), list_recipes(), "`mspcaps train --list` shows them.")
             raise MspcapsError(f"there is no recipe {str(name)!r}: {hint}")
+    values = {"name": path.stem, **read_toml(path, "the recipe")}
+    return Recipe(**_checked(values, Recipe, str(path)))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
-        return recipe_from_dict({"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise MspcapsError(f"cannot read the recipe {path}: {error.strerror}") from error
+        raise MspcapsError(f"cannot read {what} {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
 
 
-def recipe_from_dict(values: dict[str, Any], where: str) -> Recipe:
-    return Recipe(**checked_fields(values, where))
+def _check_numbers(recipe: Recipe) -> None:
+    """What no run can have is refused with the value and the reason."""
+    for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
+        if getattr(recipe, name) < least:
+            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at least {least}")
+    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
+        if not 0 <= getattr(recipe, name) < math.inf:
+            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
+    for name in ("warmup_start", "lr_gamma", "momentum"):
+        if getattr(recipe, name) > 1:
+            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
+    if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
+        raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
+    if recipe.seed >= 2**63:
+        raise MspcapsError(f"seed is {recipe.seed}, but must be less than 2^63")
+    if recipe.nesterov and (recipe.optimizer != "sgd" or not recipe.momentum):
+        raise MspcapsError("nesterov is for SGD with momentum: set optimizer to sgd and momentum above 0")
+    if (recipe.schedule == "steps") != bool(recipe.lr_steps):
+        raise MspcapsError(f"lr_steps is {list(recipe.lr_steps)}, but the schedule {recipe.schedule} " + (
+            "needs at least one" if recipe.schedule == "steps" else "has none: set schedule to steps"
+        ))  # fmt: skip
+    if list(recipe.lr_steps) != sorted({step for step in recipe.lr_steps if 0 < step < recipe.epochs}):
+        raise MspcapsError(
+            f"lr_steps is {list(recipe.lr_steps)}, but must be epochs in rising order between 1 and {recipe.epochs - 1}"
+        )
 
 
-def checked_fields(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Fields of a recipe as a file has them. Names and types: a misspelt key must not silently train something else."""
-    values = dict(values)
-    augment = values.pop("augment", None)
-    arguments = _checked(values, Recipe, where)
-    if augment is not None:
-        if not isinstance(augment, dict):
-            raise MspcapsError(f"{where}: augment must be a table of crop, flip and rotate")
-        arguments["augment"] = Augmentation(**_checked(augment, Augmentation, f"{where}, augment"))
-    return arguments
+def _named(base: str, marks: Mapping[str, str]) -> str:
+    """paper, {"epochs": "epochs=90"} -> paper+epochs=90; a long one is cut and told apart by a checksum."""
+    name = "+".join([base, *(marks[key] for key in sorted(marks))])
+    if len(name) <= MAX_NAME // 2:
+        return name
+    return f"{name[: MAX_NAME // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def override(recipe: Recipe, **changes: Any) -> Recipe:
-    """The recipe with some fields changed; changes other than the seed become part of its name."""
-    known = {entry.name for entry in fields(Recipe)}
-    for key in changes:
-        if key not in known:
-            raise MspcapsError(_unknown(key, known, "the recipe"))
-    changed = {key: value for key, value in changes.items() if getattr(recipe, key) != value}
-    marks = [
-        f"{key}={_short(value)}"
-        for key, value in sorted(changed.items())
-        if key not in ("seed", "name", "model", "data")
-    ]
-    name = "+".join([recipe.name, *marks])
-    if len(name) > LONGEST_NAME // 2:
-        name = f"{name[: LONGEST_NAME // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
-    name = changed.pop("name", "") or name
-    return replace(recipe, name=name, **changed)
-
-
-def differences(recipe: Recipe, written: dict[str, Any]) -> list[str]:
-    """The fields in which a recipe differs from one that a file holds."""
-    written, mine = with_defaults(written), recipe.to_dict()
-    return [key for key in mine if mine[key] != written[key] and not (key == "data" and _same(mine[key], written[key]))]
-
-
-def with_defaults(written: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as a file holds it, whole: a field younger than the file had its default, one of `augment` as well."""
-    if "image_size" in written:  # as it was called when the first weights were shipped
-        written = {"img_size" if key == "image_size" else key: value for key, value in written.items()}
-    whole = Recipe().to_dict() | written
-    if isinstance(whole["augment"], dict):
-        whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
-    return whole
-
-
-def stored_recipe(written: dict[str, Any]) -> dict[str, Any]:
-    return with_defaults(written)
-
-
-def _same(data: str, other: str) -> bool:
+def _same_path(data: str, other: str) -> bool:
     """One folder may be written in several ways."""
     return (
         not {data, other} & CATALOG.keys() and Path(data).expanduser().resolve() == Path(other).expanduser().resolve()
@@ -214,10 +254,10 @@ def _same(data: str, other: str) -> bool:
 
 def _short(value: Any) -> str:
     """Fit for the name of a folder."""
-    if isinstance(value, Augmentation):
-        return ",".join(f"{entry.name}{getattr(value, entry.name)}" for entry in fields(value))
     if isinstance(value, dict):
-        return ",".join(f"{key}{item}" for key, item in sorted(value.items()))
+        return ",".join(f"{key}{item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ",".join(map(str, value))
     if isinstance(value, str) and {*value} & {*NOT_IN_NAMES}:  # a path: most weights are called last, so it needs more
         return f"{Path(value).stem}-{hashlib.sha256(value.encode()).hexdigest()[:6]}"
     return str(value)
@@ -230,19 +270,46 @@ def _types(kind: type) -> dict[str, Any]:
     return {entry.name: hints[entry.name] for entry in fields(kind)}
 
 
-def _checked(values: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
-    known = _types(kind)
+def _defaults() -> dict[str, Any]:
+    """As JSON holds them."""
+    values = {entry.name: entry.default for entry in fields(Recipe)}
+    return values | {"options": {}, "lr_steps": []}
+
+
+def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
+    """Values for the fields of a dataclass: a misspelt key or a wrong type must not silently train something else."""
+    known, checked = _types(kind), {}
     for key, value in values.items():
         if key not in known:
-            raise MspcapsError(_unknown(key, set(known), where))
-        allowed = typing.get_args(known[key]) or (known[key],)
-        fits = type(value) in allowed or (type(value) is int and float in allowed)
-        if not fits:
-            shown = " ".join(reprlib.repr(value).split())  # a tensor would fill the screen
-            raise MspcapsError(f"{where}: {key} must be {allowed[0].__name__}, not {shown}")
-    return values
+            hint = nearest(key, known, f"the keys are {', '.join(sorted(known))}.")
+            raise MspcapsError(f"{where} has no {key!r}: {hint}")
+        checked[key] = _converted(key, value, known[key], where)
+    return checked
 
 
-def _unknown(key: str, known: set[str], where: str) -> str:
-    hint = nearest(key, known, f"the keys are {', '.join(sorted(known))}.")
-    return f"{where} has no {key!r}: {hint}"
+def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
+    """A value of the type that a field has; a table becomes an Augmentation, a list a tuple."""
+    union = (
+        typing.get_args(kind)
+        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+        else (kind,)
+    )
+    for one in union:
+        origin = typing.get_origin(one) or one
+        if origin is Literal:
+            if isinstance(value, str) and value in typing.get_args(one):
+                return value
+        elif origin is Augmentation and isinstance(value, dict):
+            return Augmentation(**_checked(value, Augmentation, f"{where}, {key}"))
+        elif origin is tuple and isinstance(value, list | tuple) and all(type(item) is int for item in value):
+            return tuple(value)
+        elif type(value) is origin or (type(value) is int and origin is float):
+            return dict(value) if origin is dict else value
+    shown, wanted = " ".join(reprlib.repr(value).split()), union[0]  # a tensor would fill the screen
+    if typing.get_origin(wanted) is Literal:
+        choices = typing.get_args(wanted)
+        hint = nearest(str(value), choices, f"choose {', '.join(choices[:-1])} or {choices[-1]}")
+        raise MspcapsError(f"{where}: there is no {key} {shown}: {hint}")
+    words = {"Augmentation": "a table of crop, flip and rotate", "dict": "a table", "tuple": "a list of whole numbers"}
+    name = (typing.get_origin(wanted) or wanted).__name__
+    raise MspcapsError(f"{where}: {key} must be {words.get(name, name)}, not {shown}")

@@ -1,90 +1,118 @@
-"""One training step in three forms with one meaning: eager, compiled, captured in a CUDA graph.
+"""One training step in three engines with one meaning: eager, compile, cudagraph.
 
-A step is: take the next row of the epoch's plan, gather and augment the images on the device, forward, backward,
-AdamW. Everything it reads that changes (position in the epoch, learning rate, plan) is a tensor on the device, so that
-the captured form replays without the CPU.
+A step is: take the next row of the epoch, gather and augment the images on the device, forward, backward, optimizer.
+Everything it reads that changes (position in the epoch, learning rate, dropout keys) is a tensor on the device, so that
+a CUDA graph replays without the CPU.
 """
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mspcaps.data.augment import augmented
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import fuse
 from mspcaps.models import Model
+from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
+from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
-from mspcaps.training.loader import Plan
-from mspcaps.training.optimizer import FlatAdamW, adamw_update
+from mspcaps.training.loader import Loader
+from mspcaps.training.optimizers import FlatOptimizer
+from mspcaps.training.recipe import Recipe
 
-Form = Literal["eager", "compiled", "captured"]
+TORCH_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def batch_loss(model: Model, plan: Plan) -> Tensor:
-    """The model's own loss on the batch at the plan's position."""
-    index = plan.order.index_select(0, plan.position)[0]  # [b]
-    draws = plan.draws.index_select(0, plan.position)[0]  # [b, DRAWS]
-    x = augmented(plan.images, index, draws, plan.augment)
-    return model.training_loss(x, plan.labels[index], model.criterion)
+def make_step(
+    model: Model, loader: Loader, recipe: Recipe, engine: Engine, world: World | None = None, fused: bool = True
+) -> "Step":
+    """The model laid out for its device, its optimizer, its step; `fused`: with our kernels where there are any. The
+    benchmark times what this makes."""
+    for name, module in model.named_modules():
+        if isinstance(module, TORCH_DROPOUT):
+            raise MspcapsError(
+                f"{name} is a {type(module).__name__} of PyTorch, whose masks no resumed run would see again: use "
+                "mspcaps.models.layers.Dropout"
+            )
+    use_channels_last(model)
+    autocast = working_precision(loader.images.device, recipe.precision)
+    optimizer = FlatOptimizer(model, recipe, autocast or torch.float32)
+    return Step(model, loader, optimizer, engine, autocast, world, fused)
+
+
+def batch_loss(model: Model, loader: Loader) -> Tensor:
+    """The model's own loss on the batch at the loader's position."""
+    index = loader.order.index_select(0, loader.position)[0]  # [b]
+    draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
+    x = augmented(loader.images, index, draws, loader.augment)
+    return model.training_loss(x, loader.labels[index], model.criterion)
 
 
 class Step:
-    """Takes steps on the plan; `loss_sum` adds up the losses since it was last set to zero."""
+    """Takes steps on the loader's batches; `loss_sum` adds up the losses since it was last set to zero."""
 
     def __init__(
-        self, model: Model, plan: Plan, optimizer: FlatAdamW, form: Form, autocast: torch.dtype | None,
+        self, model: Model, loader: Loader, optimizer: FlatOptimizer, engine: Engine, autocast: torch.dtype | None,
         world: World | None = None, fused: bool = True,
     ) -> None:  # fmt: skip
-        self.model, self.plan, self.optimizer, self.autocast = model, plan, optimizer, autocast
-        self.twin = fuse(model) if fused and form != "eager" and plan.images.is_cuda else model
+        self.model, self.loader, self.optimizer, self.autocast = model, loader, optimizer, autocast
         self.world = world or World()
-        self.device = plan.images.device
+        self.device = loader.images.device
         self.loss_sum = torch.zeros((), device=self.device)
-        self.loss: Callable[[Model, Plan], Tensor] = batch_loss
-        if form != "eager":
-            self.loss, optimizer.update = compiled(batch_loss), compiled(adamw_update)
-        self.chunk = plan.captured_steps if form == "captured" else 1
+        dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
+        self.keys = torch.zeros(len(dropouts), dtype=torch.int64, device=self.device)
+        for number, layer in enumerate(dropouts):
+            layer.key, layer.share = self.keys[number : number + 1], self.world.rank
+        self.fused, self.dropout_keys = model, dropout_keys
+        self.loss: Callable[[Model, Loader], Tensor] = batch_loss
+        if engine != "eager":
+            self.fused = fuse(model) if fused and self.device.type == "cuda" else model
+            self.loss, self.dropout_keys = compiled(batch_loss), compiled(dropout_keys)
+            optimizer.update = compiled(optimizer.update)
+        self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def gradients(self) -> tuple[Tensor, list[Tensor]]:
         """-> loss of this process's share of the batch, flat gradients of the whole batch."""
+        if len(self.keys):
+            self.keys.copy_(self.dropout_keys(self.loader.epoch_key, self.loader.step_number, len(self.keys)))
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            loss = self.loss(self.twin, self.plan)
+            loss = self.loss(self.fused, self.loader)
         gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
         self.world.average(gradients)
         return loss, gradients
 
-    def one(self) -> None:
+    def eager_step(self) -> None:
         """One step in Python: what the graph records."""
         loss, gradients = self.gradients()
         self.optimizer.step(gradients)
         self.loss_sum += loss.detach()
-        self.plan.position += 1
+        self.loader.position += 1
 
     def __call__(self) -> int:
         """Take the next steps; returns how many."""
-        self.plan.advance()
+        self.loader.advance()
         if self.graph is not None:
             self.graph.replay()
         else:
-            self.one()
-        return self.chunk
+            self.eager_step()
+        return self.steps_per_replay
 
     def capture(self) -> None:
-        """Record `chunk` steps. The warm-up before it changes the state, so the state is put back."""
+        """Record `steps_per_replay` steps. The warm-up before it changes the state, so the state is put back."""
         kept = [(t, t.clone()) for t in self.state()]
 
         def steps() -> None:
-            for _ in range(self.chunk):
-                self.one()
+            for _ in range(self.steps_per_replay):
+                self.eager_step()
 
         def warm_up() -> None:
             for _ in range(3):
-                self.plan.position.zero_()  # a plan may have no more than one row
-                self.one()
+                self.loader.position.zero_()  # an epoch may have no more than one step
+                self.eager_step()
 
         self.graph = captured(steps, warm_up)
         for tensor, copy in kept:
@@ -93,8 +121,8 @@ class Step:
 
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
-        flat = [t for g in self.optimizer.groups for t in (g.master, g.m, g.v)]
-        return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.plan.position]
+        flat = [t for group in self.optimizer.groups for t in (group.master, *group.state)]
+        return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
 
 
 def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -130,16 +158,6 @@ def recording_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@cache
-def compiler_works() -> bool:
-    """Whether torch.compile has what it needs; on a CPU that is a C++ compiler."""
-    try:
-        torch.compile(torch.nn.Softplus())(torch.zeros(1))
-    except torch._dynamo.exc.BackendCompilerFailed:
-        return False
-    return True
-
-
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -153,7 +171,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_compile_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the compiler refuses is in the model, and the eager form takes it."""
+    """What the compiler refuses is in the model, and the engine eager takes it."""
 
     @wraps(function)
     def call(*args: Any) -> Any:
@@ -163,6 +181,6 @@ def wrap_compile_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except torch._dynamo.exc.TorchDynamoException as error:
             why = str(error).strip().partition("\n")[0]
-            raise MspcapsError(f"the model cannot be compiled: {why}; train it with --form eager") from error
+            raise MspcapsError(f"the model cannot be compiled: {why}; train it with --engine eager") from error
 
     return call

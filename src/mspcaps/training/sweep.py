@@ -7,9 +7,8 @@ gaps that one of them leaves, and a model compiled for one run serves the next.
 import math
 import threading
 import time
-import tomllib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,13 +20,12 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models import check_name
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
-from mspcaps.training.ledger import device_name, entry_path, is_in_ledger, read_entry
-from mspcaps.training.recipe import Recipe, checked_fields, filled, load_recipe, override
-from mspcaps.training.setup import SMALLEST, count_custom_images
-from mspcaps.training.trainer import FindWeights, Listener, Trainer
+from mspcaps.training.images import MIN_SIDE, count_custom_images
+from mspcaps.training.ledger import device_name, entry_path, find_run, read_run
+from mspcaps.training.recipe import Recipe, load_recipe, read_toml
+from mspcaps.training.trainer import Listener, Log, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,7 @@ class Outcome:
 
 def load_sweep(path: Path) -> list[Recipe]:
     """[[runs]] with `recipe`, optional `seeds` and any field of the recipe to override, in the order of the file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MspcapsError(f"cannot read the sweep {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
+    table = read_toml(path, "the sweep")
     runs = table.get("runs")
     if not isinstance(runs, list) or not runs or set(table) != {"runs"}:
         raise MspcapsError(f"{path} must hold a list of [[runs]] and nothing else")
@@ -73,34 +66,31 @@ def _recipes(run: object) -> list[Recipe]:
         raise MspcapsError("it has both seed and seeds: leave one of them out")
     if "seeds" in run and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
         raise MspcapsError(f"seeds must be a list of whole numbers such as [0, 1, 2], not {seeds!r:.80}")
-    changed = override(base, **checked_fields(changes, "the recipe"))
+    changed = base.replace(**changes)
     check_name(changed.model)  # now, not after hours of other runs
-    return [override(changed, seed=seed) for seed in seeds or [changed.seed]]
+    return [changed.replace(seed=seed) for seed in seeds or [changed.seed]]
 
 
 def share_of_device(recipe: Recipe, device: torch.device) -> float:
     """How much of the device a run takes: 1 if it fills it."""
     if device.type != "cuda":
         return 1.0
-    macs = summarize(recipe.model, img_size=filled(recipe).img_size or SMALLEST).macs
+    macs = summarize(recipe.model, img_size=recipe.resolve().img_size or MIN_SIDE).macs
     return min(1.0, max(0.25, macs / FILLS_A_GPU))
 
 
 def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: Path) -> float:
     """By what finished runs of the same model and data took on such a device, for the epochs that are still to do;
     nothing is known before the first."""
-    entries = []
+    took = [0.0]
     for path in entry_path(results, recipe).parent.glob("*.json"):
         with suppress(MspcapsError):  # the report will name what cannot be read
-            entries.append(read_entry(path))
-    here = device_name(device)
-    took = [
-        e["seconds"]["per_epoch"] for e in entries if e.get("device") == here and "per_epoch" in e.get("seconds", {})
-    ]
+            run = read_run(path)
+            took += [run.seconds.per_epoch] if run.device == device_name(device) else []
     epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
     if checkpoint.is_file():
         epochs -= read_checkpoint(checkpoint, whole=False)[0]["epoch"]
-    return max(took, default=0.0) * epochs
+    return max(took) * epochs
 
 
 def run_sweep(
@@ -109,9 +99,8 @@ def run_sweep(
     budget: float = math.inf,
     out: Path = Path("runs"),
     results: Path = Path("results"),
-    report: Report = print,
+    log: Log = print,
     listener: Listener = lambda trainer: None,
-    find_weights: FindWeights = lambda file: Path(file).expanduser(),
     stop: threading.Event | None = None,
 ) -> list[Outcome]:
     """Runs what the ledger lacks, in order, as many at a time as fit; what is named twice is run once.
@@ -120,19 +109,19 @@ def run_sweep(
     their checkpoints and end.
     """
     deadline = time.monotonic() + budget
-    recipes = [recipe for place, recipe in enumerate(recipes) if filled(recipe) not in map(filled, recipes[:place])]
-    known: list[Recipe] = []
-    waiting: list[Recipe] = []
-    for recipe in recipes:
-        (known if is_in_ledger(results, recipe) else waiting).append(recipe)
+    whole = [recipe.resolve() for recipe in recipes]
+    recipes = [recipe for place, recipe in enumerate(recipes) if whole[place] not in whole[:place]]
+    done = [find_run(results, recipe) is not None for recipe in recipes]
+    known = [recipe for recipe, there in zip(recipes, done, strict=True) if there]
+    waiting = [recipe for recipe, there in zip(recipes, done, strict=True) if not there]
     for recipe in known:
-        is_in_ledger(results, recipe, count_custom_images(recipe))  # refuses what was made of other pictures
+        find_run(results, recipe, count_custom_images(recipe))  # refuses what was made of other pictures
     outcomes = [Outcome(recipe, "known") for recipe in known]
     running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {id(recipe): share_of_device(recipe, device) for recipe in waiting}
-    report(f"{len(waiting)} runs to do, {len(outcomes)} already in the ledger")
+    log(f"{len(waiting)} runs to do, {len(outcomes)} already in the ledger")
     with ThreadPoolExecutor(max_workers=4) as pool, ExitStack() as leaving:
         leaving.push(lambda error, *_: stop.set() if error else None)  # runs that go on save their checkpoints and end
         while waiting or running:
@@ -145,23 +134,23 @@ def run_sweep(
                     late = time.monotonic() + expected_seconds(recipe, device, out, results) > deadline
                 except MspcapsError as error:  # a damaged checkpoint or entry
                     outcomes.append(Outcome(recipe, "failed", str(error)))
-                    report(f"{outcomes[-1].name} failed: {error}")
+                    log(f"{outcomes[-1].name} failed: {error}")
                     continue
                 if late:
                     outcomes.append(Outcome(recipe, "left", "there was no time left for it"))
                     continue
-                work = (recipe, device, int(1 / share), out, results, deadline, listener, find_weights, stop)
-                running[pool.submit(_one, *work)] = share
+                work = (recipe, device, int(1 / share), out, results, deadline, listener, stop)
+                running[pool.submit(_train_one, *work)] = share
             if not running:
                 if stop.is_set():
                     break
                 continue
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
                 del running[future]
                 outcome = future.result()
                 outcomes.append(outcome)
-                report(f"{outcome.name} {outcome.state}: {outcome.detail}")
+                log(f"{outcome.name} {outcome.state}: {outcome.detail}")
     return outcomes + [Outcome(recipe, "left", "the sweep was stopped before it") for recipe in waiting]
 
 
@@ -186,16 +175,16 @@ def own_stream(device: torch.device) -> Iterator[None]:
         idle.append(stream)
 
 
-def _one(
+def _train_one(
     recipe: Recipe, device: torch.device, together: int, out: Path, results: Path, deadline: float, listener: Listener,
-    find_weights: FindWeights, stop: threading.Event,
+    stop: threading.Event,
 ) -> Outcome:  # fmt: skip
     """One run on a stream of its own. A run that fails does not take the others with it."""
     try:
         with own_stream(device):
             trainer = Trainer(
-                recipe, device, out=out, results=results, listener=listener, side_by_side=together,
-                find_weights=find_weights, stop=stop, say=lambda line: None,
+                recipe, device, out=out, results=results, listener=listener, side_by_side=together, stop=stop,
+                log=lambda line: None,
             )  # fmt: skip
             result = trainer.run(deadline)
     except MspcapsError as error:
@@ -205,5 +194,5 @@ def _one(
         return Outcome(recipe, "failed", f"{type(error).__name__}: {error}".partition("\n")[0])
     if result is None:
         return Outcome(recipe, "stopped", "its checkpoint is kept")
-    accuracy, seconds = result.entry["accuracy"], result.entry["seconds"]["train"]
-    return Outcome(recipe, "done", f"last {accuracy['last']:.2f} %, best {accuracy['best']:.2f} %, in {seconds:.0f} s")
+    accuracy, seconds = result.run.accuracy, result.run.seconds.train
+    return Outcome(recipe, "done", f"last {accuracy.last:.2f} %, best {accuracy.best:.2f} %, in {seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""The captured form on a GPU: it computes what the eager form computes, also with neighbours."""
+"""The engine cudagraph: it computes what the engine eager computes, also with neighbours."""
 
 import pytest
 import torch
@@ -6,16 +6,16 @@ import torch
 from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.data.cache import is_cached
 from mspcaps.models import create_model
-from mspcaps.training.loader import Plan
-from mspcaps.training.setup import make_step
-from mspcaps.training.step import Form, Step
+from mspcaps.training import Engine, Recipe
+from mspcaps.training.loader import Loader
+from mspcaps.training.step import Step, make_step
 
 EPOCHS = 8
 CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs, whose sums are in another order, differ by up to 0.003
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def make(form: Form, seed: int = 0, kernels: bool = True) -> Step:
+def make(engine: Engine, seed: int = 0, kernels: bool = True) -> Step:
     """A learnable task, so that wrong gradients show: the class is the brightest of ten columns."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (2048,), generator=generator)
@@ -25,9 +25,17 @@ def make(form: Form, seed: int = 0, kernels: bool = True) -> Step:
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
+<<<<<<< HEAD:tests/training/test_captured.py
     plan = Plan(data, 128, Augmentation(crop=1), seed)
     plan.begin(0)
     step = make_step(model, plan, 1e-4, form, fused=kernels)
+=======
+    if not kernels:
+        plain(model)
+    loader = Loader(data, 128, Augmentation(crop=1), seed)
+    loader.begin(0)
+    step = make_step(model, loader, Recipe(), engine)
+>>>>>>> 23c72177bce4c74d56ceb2192b21a2a443203a85:tests/training/test_cudagraph.py
     step.optimizer.lr.fill_(5e-4)
     return step
 
@@ -35,17 +43,17 @@ def make(form: Form, seed: int = 0, kernels: bool = True) -> Step:
 def losses(step: Step, epochs: int) -> list[float]:
     found = []
     for epoch in range(epochs):
-        step.plan.begin(epoch)
+        step.loader.begin(epoch)
         step.loss_sum.zero_()
         done = 0
-        while done < step.plan.steps:
+        while done < step.loader.steps:
             done += step()
-        found.append(step.loss_sum.item() / step.plan.steps)
+        found.append(step.loss_sum.item() / step.loader.steps)
     return found
 
 
-def test_captured_equals_eager() -> None:
-    eager, captured = make("eager"), make("captured")
+def test_cudagraph_equals_eager() -> None:
+    eager, captured = make("eager"), make("cudagraph")
     captured.capture()
     a, b = losses(eager, EPOCHS), losses(captured, EPOCHS)
     assert a[-1] < 0.1 * a[0]
@@ -53,7 +61,7 @@ def test_captured_equals_eager() -> None:
 
 
 def test_our_kernels_equal_plain_layers() -> None:
-    fused, layers = make("captured"), make("eager", kernels=False)
+    fused, layers = make("cudagraph"), make("eager", kernels=False)
     fused.capture()
     a, b = losses(fused, EPOCHS), losses(layers, EPOCHS)
     assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < CLOSE
@@ -61,26 +69,32 @@ def test_our_kernels_equal_plain_layers() -> None:
 
 @pytest.mark.skipif(not is_cached("cifar10"), reason="CIFAR-10 is not on this machine")
 def test_the_first_210_steps_on_cifar10() -> None:
-    """The mean loss of every 30 steps: forms differ by no more than three times what two eager runs do, or by 1 %."""
+    """The mean loss of every 30 steps: engines differ by no more than three times what two eager runs do, or by 1 %."""
     data = load_dataset("cifar10", "train").to("cuda")
 
-    def curve(form: Form, kernels: bool = True) -> list[float]:
+    def curve(engine: Engine, kernels: bool = True) -> list[float]:
         torch.manual_seed(0)
         model = create_model("mspcaps_t").cuda().train()
+<<<<<<< HEAD:tests/training/test_captured.py
         plan = Plan(data, 128, Augmentation(crop=4, flip=True), 0)
         plan.begin(0)
         step = make_step(model, plan, 1e-4, form, fused=kernels)
+=======
+        loader = Loader(data, 128, Augmentation(crop=4, flip=True), 0)
+        loader.begin(0)
+        step = make_step(model if kernels else plain(model), loader, Recipe(), engine)
+>>>>>>> 23c72177bce4c74d56ceb2192b21a2a443203a85:tests/training/test_cudagraph.py
         step.optimizer.lr.fill_(5e-4)
-        if form == "captured":
+        if engine == "cudagraph":
             step.capture()
         found = []
         for _ in range(7):
             step.loss_sum.zero_()
-            assert sum(step() for _ in range(30 // step.chunk)) == 30
+            assert sum(step() for _ in range(30 // step.steps_per_replay)) == 30
             found.append(step.loss_sum.item() / 30)
         return found
 
-    eager, again, layers, fast = curve("eager"), curve("eager"), curve("eager", kernels=False), curve("captured")
+    eager, again, layers, fast = curve("eager"), curve("eager"), curve("eager", kernels=False), curve("cudagraph")
     noise = max(abs(a - b) for a, b in zip(eager, again, strict=True))
     for other in (layers, fast):
         for a, b in zip(eager, other, strict=True):
@@ -90,25 +104,25 @@ def test_the_first_210_steps_on_cifar10() -> None:
 
 def test_neighbours_do_not_disturb_each_other() -> None:
     """Graphs that share a cuBLAS workspace could corrupt each other's gradients when they run side by side."""
-    alone = make("captured")
+    alone = make("cudagraph")
     alone.capture()
     want = losses(alone, EPOCHS)
-    steps = [make("captured") for _ in range(4)]
+    steps = [make("cudagraph") for _ in range(4)]
     for step in steps:
         step.capture()
     streams = [torch.cuda.Stream() for _ in steps]
     totals = [[] for _ in steps]
     for epoch in range(EPOCHS):
         for step in steps:
-            step.plan.begin(epoch)
+            step.loader.begin(epoch)
             step.loss_sum.zero_()
         torch.cuda.synchronize()
-        for _ in range(steps[0].plan.steps // steps[0].chunk):
+        for _ in range(steps[0].plan.steps // steps[0].steps_per_replay):
             for step, stream in zip(steps, streams, strict=True):
                 with torch.cuda.stream(stream):
                     step()
         torch.cuda.synchronize()
         for step, total in zip(steps, totals, strict=True):
-            total.append(step.loss_sum.item() / step.plan.steps)
+            total.append(step.loss_sum.item() / step.loader.steps)
     for total in totals:
         assert max(abs(x - y) for x, y in zip(want, total, strict=True)) < CLOSE

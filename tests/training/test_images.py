@@ -8,13 +8,14 @@ from PIL import Image
 from test_trainer import CPU, recipe_for
 
 from mspcaps.data import Augmentation, ImageSet
-from mspcaps.training import setup
-from mspcaps.training.setup import build_model, count_custom_images, load_images, measure, resolve
+from mspcaps.training import images
+from mspcaps.training.images import count_custom_images, load_images, normalization
+from mspcaps.training.trainer import build_model
 
 
 def test_own_images_are_moved_by_an_eighth_of_their_shorter_side() -> None:
     data = ImageSet(torch.zeros(4, 1, 40, 24, dtype=torch.uint8), torch.arange(4) % 2, ("a", "b"), "own")
-    assert resolve(recipe_for(Path("own"), augment=None), data).augment == Augmentation(crop=3, flip=False, rotate=0)
+    assert recipe_for(Path("own"), augment=None).resolve(data).augment == Augmentation(crop=3, flip=False, rotate=0)
 
 
 @pytest.mark.parametrize("held_out", [0, 20])
@@ -37,10 +38,11 @@ def test_building_a_model_leaves_the_random_numbers_of_others_alone(tiny_npz: Pa
 
 def test_mean_and_deviation_are_of_images_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Own images lie class after class: here the first half is black and the second white."""
-    monkeypatch.setattr(setup, "MEASURED", 10)
-    images = torch.zeros(100, 1, 4, 4, dtype=torch.uint8)
-    images[50:] = 255
-    mean, std = measure(ImageSet(images, torch.arange(100) // 50, ("black", "white"), "own"))
+    monkeypatch.setattr(images, "MAX_MEASURED", 10)
+    pixels = torch.zeros(100, 1, 4, 4, dtype=torch.uint8)
+    pixels[50:] = 255
+    recipe = recipe_for(Path("own"))
+    mean, std = normalization(recipe, ImageSet(pixels, torch.arange(100) // 50, ("black", "white"), "own"))
     assert (*mean, *std) == pytest.approx((0.5, 0.5), abs=1e-3)
 
 

@@ -1,0 +1,84 @@
+"""What a run computes on: the device, its free memory, the precision and the engine that suit it."""
+
+import contextlib
+import os
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from mspcaps.errors import MspcapsError
+
+Engine = Literal["eager", "compile", "cudagraph"]
+WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
+
+
+def choose_device(name: str | torch.device | None = None) -> torch.device:
+    """A device by name; by default the GPU if there is one."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise MspcapsError(f"there is no device {str(name)!r}: use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
+    if device.type == "cuda":
+        if device.index is None:  # of the processes that torchrun started on a machine each has its own
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.index >= torch.cuda.device_count():
+            raise MspcapsError(f"there is no device {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(device)  # graphs are recorded on the current one
+    return device
+
+
+def choose_engine(name: str | None, device: torch.device, processes: int = 1, images: int = 0) -> Engine:
+    """An engine by name; by default the fastest that the device supports. On a CPU only a run over many `images` makes
+    up for compiling."""
+    for engine in get_args(Engine):
+        if name == engine:
+            if engine == "cudagraph" and device.type != "cuda":
+                raise MspcapsError("the engine cudagraph is for GPUs only: use eager or compile")
+            return engine
+    if name is not None:
+        raise MspcapsError(f"there is no engine {name!r}: the engines are {', '.join(get_args(Engine))}")
+    if processes > 1:
+        return "eager"
+    if device.type == "cuda":
+        return "cudagraph"
+    return "compile" if device.type == "cpu" and images >= WORTH_COMPILING and compiler_works() else "eager"
+
+
+@cache
+def compiler_works() -> bool:
+    """Whether torch.compile has what it needs; on a CPU that is a C++ compiler."""
+    try:
+        torch.compile(torch.nn.Softplus())(torch.zeros(1))
+    except torch._dynamo.exc.BackendCompilerFailed:
+        return False
+    return True
+
+
+def working_precision(device: torch.device, precision: str | None = None) -> torch.dtype | None:
+    """What the model computes in if that is not fp32; by default the fastest that the device supports."""
+    supported = device.type != "cuda" or torch.cuda.is_bf16_supported()
+    if precision == "bf16" and not supported:
+        raise MspcapsError("precision is bf16, which this GPU does not support: use fp32")
+    if precision == "fp32" or (precision is None and (device.type != "cuda" or not supported)):
+        return None
+    return torch.bfloat16
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that images may be kept in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with contextlib.suppress(OSError, ValueError):  # Linux; what is free without giving up caches would be too little
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 4 << 30

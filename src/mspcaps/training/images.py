@@ -1,0 +1,108 @@
+"""The images of a run: loaded as its recipe says, counted and measured where the recipe leaves things to them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, open_folder
+from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
+from mspcaps.errors import MspcapsError
+from mspcaps.training.device import free_bytes
+from mspcaps.training.recipe import Recipe
+
+Images = ImageSet | FolderImages
+MIN_SIDE = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
+MIN_STEPS = 8  # of an epoch, where the batch is chosen to fit
+MAX_MEASURED = 2000  # own images that mean and deviation are taken from
+
+
+def load_images(
+    recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None
+) -> tuple[Images, Images]:
+    """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
+    train, test = load_splits(recipe, device, log)
+    if not recipe.held_out:
+        return train, test
+    if not isinstance(train, ImageSet):
+        raise MspcapsError(
+            f"held_out needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller "
+            "img_size, or put the pictures to measure on into a test folder"
+        )
+    return train.split(recipe.held_out)
+
+
+def load_splits(recipe: Recipe, device: torch.device, log: Callable[[str], None]) -> tuple[Images, Images]:
+    """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
+    train, test = open_split(recipe, "train"), open_split(recipe, "test")
+    if len(train.classes) == 1:
+        folder = isinstance(train, FolderImages)
+        raise MspcapsError(
+            f"{recipe.data} has only one class{' folder' if folder else ''}, {train.classes[0]}, but training needs at "
+            f"least two{': name the folder whose subfolders are the classes' if folder else ''}"
+        )
+    size = training_size(recipe, train)
+    train, test = resized(train, size), resized(test, size)
+    if isinstance(train, ImageSet) and isinstance(test, ImageSet):
+        return train.to(device), test
+    assert isinstance(train, FolderImages) and isinstance(test, FolderImages)
+    if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
+        replace(train, paths=train.paths + test.paths).check(throttled(lambda line: log(f"checking {line} pictures")))
+        return train, test
+    progress = throttled(lambda line: log(f"reading {line} pictures"))
+    return train.resident(progress).to(device), test.resident(progress)
+
+
+def open_split(recipe: Recipe, split: str) -> Images:
+    """Pictures of a folder are not read yet."""
+    wanted = (recipe.img_size, recipe.img_size) if recipe.img_size else None
+    if is_picture_folder(recipe.data):
+        return open_folder(Path(recipe.data).expanduser(), split, wanted)
+    return load_dataset(recipe.data, split, wanted)
+
+
+def resized(images: Images, size: tuple[int, int]) -> Images:
+    """Pictures that are not read yet will be read in that size."""
+    return images.resized(size) if isinstance(images, ImageSet) else replace(images, size=size)
+
+
+def training_size(recipe: Recipe, train: Images) -> tuple[int, int]:
+    """Of images whose size the recipe leaves open, their own, if that is not too small."""
+    if recipe.img_size:
+        return recipe.img_size, recipe.img_size
+    return max(train.size[0], MIN_SIDE), max(train.size[1], MIN_SIDE)
+
+
+def count_custom_images(recipe: Recipe) -> int | None:
+    """How many own images there are now to train on; None of a published set, which does not change, and of none."""
+    if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
+        return None
+    return len(open_split(replace(recipe, img_size=None), "train")) - recipe.held_out
+
+
+def fitting_batch(images: int) -> int:
+    """The batch for own images if nobody chose one: the largest power of two that leaves MIN_STEPS steps, 2 to 128."""
+    return max(2, min(Recipe.batch_size, 1 << (images // MIN_STEPS).bit_length() >> 1))
+
+
+def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel: of own images over at most MAX_MEASURED, evenly spread, in memory or not."""
+    if recipe.data in CATALOG:
+        return facts(recipe.data).mean, facts(recipe.data).std
+    index = torch.linspace(0, len(train) - 1, min(len(train), MAX_MEASURED)).long()
+    if isinstance(train, ImageSet):
+        return train.subset(index.to(train.images.device)).mean_and_std()
+    items = [train[i] for i in index.tolist()]
+    images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+    return ImageSet(images, labels, train.classes, train.name).mean_and_std()
+
+
+def check_outside(recipe: Recipe, path: Path, option: str) -> None:
+    """What a run writes among the class folders would be taken for a class the next time."""
+    pictures = Path(recipe.data).expanduser()
+    if not is_picture_folder(recipe.data) or not path.resolve().is_relative_to(pictures.resolve()):
+        return
+    beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in ("train", *TEST_FOLDERS)
+    if not (beside and (pictures / "train").is_dir()):
+        raise MspcapsError(f"{path} lies among the class folders of {pictures}: choose another folder with --{option}")

@@ -1,0 +1,114 @@
+"""`train`: from a recipe to a result, shown while it goes, unless the ledger says that it is done."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import sha256_of
+from mspcaps.models import load_model
+from mspcaps.progress import Progress, clock
+from mspcaps.training import ledger
+from mspcaps.training.checkpoint import run_folder
+from mspcaps.training.device import Engine, choose_device
+from mspcaps.training.images import count_custom_images
+from mspcaps.training.ledger import Run
+from mspcaps.training.monitor import ShowProgress, TensorBoard
+from mspcaps.training.recipe import Recipe, load_recipe, measured_on
+from mspcaps.training.schedules import learning_rates
+from mspcaps.training.trainer import LAST, Epoch, Listener, Log, Result, Trainer
+
+
+class Stopped(MspcapsError):
+    """A run that was told to stop; of several processes the main one says why."""
+
+
+def train(
+    recipe: Recipe | str | Path,
+    *,
+    device: str | torch.device | None = None,
+    engine: Engine | None = None,
+    out: str | Path = "runs",
+    results: str | Path = "results",
+    overwrite: bool = False,
+    save_every: float = 30.0,
+    progress: bool = True,
+    log_dir: str | Path | None = None,
+    listener: Listener | None = None,
+    stop: threading.Event | None = None,
+    log: Log = print,
+) -> Result:
+    """Train a recipe (a name, the path of a TOML file, or an object); an interrupted run continues from its checkpoint.
+
+    Args:
+        recipe: What to compute; change fields with `load_recipe(name).replace(epochs=30)`.
+        device: cpu or cuda; default: the GPU if there is one.
+        engine: How steps are executed, eager, compile or cudagraph; default: the fastest that the device supports.
+        out: Folder for weights and checkpoints.
+        results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
+        overwrite: Train a finished run again and replace its ledger entry.
+        save_every: Seconds between two checkpoints.
+        progress: Show a progress bar, or lines where there is no terminal, and tell what is done.
+        log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
+        listener: Called with the trainer after every few steps and every epoch.
+        stop: Once it is set, the run saves a checkpoint and ends with `Stopped`.
+        log: Takes the lines that tell what is done.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    out, results, log = Path(out), Path(results), log if progress else lambda line: None
+    before = ledger.find_run(results, recipe, None if overwrite else count_custom_images(recipe))
+    if before and not overwrite and (run_folder(out, recipe) / LAST).is_file():
+        done = finished(recipe, out, results, before)
+        last = f"{done.run.accuracy.last:.2f} % after the last epoch"
+        log(f"already done: {last}; overwrite replaces it, another seed or name starts another run")
+        log(f"weights: {done.weights}")
+        return done
+    with listening(progress, log_dir, listener) as told:
+        trainer = Trainer(
+            recipe, choose_device(device), engine, out, results, save_every, told, log=log, stop=stop,
+            repeats=before if not overwrite else None,
+        )  # fmt: skip
+        result = trainer.run()
+    if result is None:
+        raise Stopped(trainer.how_to_resume() if trainer.world.is_main else "")
+    run = result.run
+    trainer.log(
+        f"{measured_on(recipe.held_out)} accuracy {run.accuracy.last:.2f} % after the last epoch, best "
+        f"{run.accuracy.best:.2f} % after epoch {run.accuracy.best_epoch}; trained for {clock(run.seconds.train)}"
+    )
+    trainer.log(f"weights: {result.weights}")
+    return result
+
+
+@contextlib.contextmanager
+def listening(progress: bool, log_dir: str | Path | None, listener: Listener | None) -> Iterator[Listener]:
+    """All listeners of a run as one."""
+    with contextlib.ExitStack() as stack:
+        listeners = [listener] if listener else []
+        if progress:
+            listeners.append(ShowProgress(stack.enter_context(Progress("images", file=sys.stdout))))
+        if log_dir is not None:
+            listeners.append(board := TensorBoard(Path(log_dir)))
+            stack.callback(board.close)
+
+        def tell(trainer: "Trainer") -> None:
+            for one in listeners:
+                one(trainer)
+
+        yield tell
+
+
+def finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
+    """The result of a run whose weights are in its folder; they may be those of its repeat."""
+    folder = run_folder(out, recipe)
+    repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)
+    if repeat and repeat.weights_sha256 == sha256_of(folder / LAST):
+        run = repeat
+    recipe = recipe.resolve()
+    curve = zip(learning_rates(recipe), run.curve["loss"], run.curve["accuracy"], strict=True)
+    history = [Epoch(number, *row) for number, row in enumerate(curve, start=1)]
+    return Result(recipe, load_model(folder / LAST), history, run, folder)

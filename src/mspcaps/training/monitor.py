@@ -1,0 +1,62 @@
+"""What is shown of a run while it goes: listeners of the trainer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mspcaps.errors import MspcapsError
+from mspcaps.progress import Progress
+from mspcaps.training.checkpoint import run_folder
+from mspcaps.training.recipe import measured_on
+
+if TYPE_CHECKING:
+    from mspcaps.training.trainer import Trainer
+
+
+class ShowProgress:
+    """Epoch, images per second, time left, loss and accuracy. Of runs side by side each has its name before it."""
+
+    def __init__(self, progress: Progress, named: bool = False) -> None:
+        self.progress, self.named = progress, named
+
+    def __call__(self, trainer: "Trainer") -> None:
+        run, recipe, steps = str(trainer.folder), trainer.recipe, trainer.loader.steps
+        ended = trainer.epoch == recipe.epochs
+        if not trainer.world.is_main or not (ended or self.progress.due(run)):
+            return  # reading the loss makes a GPU wait, so it is not read more often than it is shown
+        between = trainer.steps_done == 0 and bool(trainer.history)
+        loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
+        detail = [f"loss {loss:.4f}"]
+        if trainer.history:
+            detail.append(f"{measured_on(recipe.held_out)} accuracy {trainer.history[-1].accuracy:.2f} %")
+        name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
+        label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
+        done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
+        self.progress.update(run, done, recipe.epochs * steps * recipe.batch_size, "  ".join(detail), label)
+
+
+class TensorBoard:
+    """Writes loss, learning rate and accuracy after every epoch, in a folder per run."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MspcapsError("--log-dir needs TensorBoard: pip install 'mspcaps[log]'") from error
+        self.make, self.folder = SummaryWriter, folder
+        self.writer: Any = None
+        self.written = 0
+
+    def __call__(self, trainer: "Trainer") -> None:
+        if not trainer.world.is_main:
+            return
+        if self.writer is None:
+            self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
+            self.written = len(trainer.history)  # by the sittings before this one
+        for row in trainer.history[self.written :]:
+            for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
+                self.writer.add_scalar(name, value, row.epoch)
+            self.written += 1
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,182 @@
+"""AdamW, Adam and SGD on flat vectors.
+
+All parameters of a precision live in one buffer, so that a step is one pass over memory instead of one small kernel per
+tensor, and the gradients of all processes are averaged in one message. Master weights are fp32. Where the model
+computes in lower precision its parameters of two or more dimensions are copies that the same pass writes.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models import Model
+from mspcaps.training.recipe import Recipe
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
+
+
+class FlatGroup:
+    """The parameters of one working precision and weight decay: master weights and state as flat fp32 vectors."""
+
+    def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, slots: int) -> None:
+        self.params, self.weight_decay = params, weight_decay
+        self.master = torch.cat([in_memory_order(p.detach(), p).reshape(-1).float() for p in params])
+        self.state = [torch.zeros_like(self.master) for _ in range(slots)]
+        self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
+        for p, piece in zip(params, self.pieces(self.work), strict=True):
+            p.data = piece
+
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """Views of a flat vector, one with the shape and memory layout of each parameter."""
+        pieces = flat.split([p.numel() for p in self.params])
+        return [
+            piece.view(p.shape[0], *p.shape[2:], p.shape[1]).permute(0, 3, 1, 2)
+            if is_channels_last(p)
+            else piece.view(p.shape)
+            for p, piece in zip(self.params, pieces, strict=True)
+        ]
+
+
+class FlatOptimizer:
+    """The optimizer of a recipe. The model says which parameters are not decayed and which stay in fp32.
+
+    The learning rate and the number of steps taken are tensors on the device: a CUDA graph reads them.
+    """
+
+    def __init__(self, model: Model, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
+        self.recipe = recipe
+        self.update, self.slots = RULES[recipe.optimizer]
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.names = {id(p): name for name, p in named.items()}
+        undecayed, fp32 = model.no_weight_decay(), model.fp32_parameters()
+        if unknown := (undecayed | fp32) - {name for name, _ in model.named_parameters()}:
+            raise MspcapsError(f"the model exempts {min(unknown)} from decay or bf16, but has no such parameter")
+        groups: dict[tuple[torch.dtype, float], list[nn.Parameter]] = {}
+        for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # those that have copies come first
+            kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
+            groups.setdefault((kind, 0.0 if name in undecayed else recipe.weight_decay), []).append(p)
+        self.groups = [FlatGroup(params, *kind, len(self.slots)) for kind, params in groups.items()]
+        device = self.groups[0].master.device
+        self.lr = torch.zeros((), device=device)
+        self.steps = torch.zeros((), device=device)
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return [p for group in self.groups for p in group.params]
+
+    def flat_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
+        """Gradients in the order of `params` -> one flat vector per group."""
+        grads, flat = self.check_gradients(gradients), []
+        for group in self.groups:
+            mine, grads = grads[: len(group.params)], grads[len(group.params) :]
+            flat.append(torch.cat([in_memory_order(g, p).reshape(-1) for g, p in zip(mine, group.params, strict=True)]))
+        return flat
+
+    def check_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
+        """A parameter without a gradient would stay as it is, or decay, and nobody would know."""
+        checked = []
+        for p, g in zip(self.params, gradients, strict=True):
+            if g is None:
+                raise MspcapsError(
+                    f"the loss does not depend on {self.names[id(p)]}: leave it out of the model, or freeze it with "
+                    "requires_grad_(False)"
+                )
+            checked.append(g)
+        return checked
+
+    def step(self, flat_gradients: list[Tensor]) -> None:
+        """One step; gradients of a greater global norm than the recipe allows are scaled down."""
+        if self.recipe.clip_grad:
+            norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in flat_gradients])
+            scale = (self.recipe.clip_grad / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+            flat_gradients = [g.float() * scale for g in flat_gradients]
+        self.steps += 1
+        settings = (self.recipe.momentum, self.recipe.nesterov)
+        for group, g in zip(self.groups, flat_gradients, strict=True):
+            self.update(
+                group.master, g, group.state, group.work, self.lr, self.steps, group.weight_decay, *settings
+            )  # fmt: skip
+
+    def masters(self) -> dict[str, Tensor]:
+        """The fp32 weights by parameter name, as views."""
+        return {
+            self.names[id(p)]: piece
+            for group in self.groups
+            for p, piece in zip(group.params, group.pieces(group.master), strict=True)
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Master weights and state by parameter name, as views, and the step count: all that a checkpoint needs."""
+        state = {"optimizer.steps": self.steps}
+        for group in self.groups:
+            for kind, flat in zip(("master", *self.slots), (group.master, *group.state), strict=True):
+                for p, piece in zip(group.params, group.pieces(flat), strict=True):
+                    state[f"{kind}.{self.names[id(p)]}"] = piece
+        return state
+
+    def refresh(self) -> None:
+        """After the master weights were loaded: bring the working copies up to date."""
+        for group in self.groups:
+            if group.work is not group.master:
+                group.work.copy_(group.master)
+
+
+def adamw_update(
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
+) -> None:  # fmt: skip
+    """One step of AdamW in place on flat vectors; `work` receives the weights in working precision."""
+    p.mul_(1 - lr * weight_decay)
+    p.sub_(adam_direction(g.float(), state, lr, steps))
+    if work is not p:
+        work.copy_(p)
+
+
+def adam_update(
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
+) -> None:  # fmt: skip
+    """Adam: the decay is part of the gradient."""
+    p.sub_(adam_direction(g.float().add(p, alpha=weight_decay), state, lr, steps))
+    if work is not p:
+        work.copy_(p)
+
+
+def adam_direction(g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor) -> Tensor:
+    m, v = state
+    m.mul_(BETA1).add_(g, alpha=1 - BETA1)
+    v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+    correction1 = 1 - torch.exp(steps * math.log(BETA1))
+    correction2 = 1 - torch.exp(steps * math.log(BETA2))
+    return lr / correction1 * m / ((v / correction2).sqrt() + EPS)
+
+
+def sgd_update(
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float,
+    momentum: float, nesterov: bool,
+) -> None:  # fmt: skip
+    """SGD with momentum as PyTorch has it: the learning rate is not part of the velocity."""
+    (velocity,) = state
+    g = g.float().add(p, alpha=weight_decay)
+    velocity.mul_(momentum).add_(g)
+    p.addcmul_(g.add(velocity, alpha=momentum) if nesterov else velocity, lr, value=-1)
+    if work is not p:
+        work.copy_(p)
+
+
+Update = Callable[..., None]
+RULES: dict[str, tuple[Update, tuple[str, ...]]] = {  # -> the update, and what it keeps of every parameter
+    "adamw": (adamw_update, ("m", "v")),
+    "adam": (adam_update, ("m", "v")),
+    "sgd": (sgd_update, ("velocity",)),
+}
+
+
+def is_channels_last(t: Tensor) -> bool:
+    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+
+def in_memory_order(t: Tensor, p: Tensor) -> Tensor:
+    """t with its axes in the order of p's strides: flattening it copies nothing when both are laid out alike."""
+    return t.permute(0, 2, 3, 1) if is_channels_last(p) else t

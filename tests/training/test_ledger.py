@@ -1,0 +1,120 @@
+"""The ledger: what it holds is read as it was written, and what contradicts itself is refused."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_trainer import Head, entry_of, recipe_for
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models import Model, Task, load_model, register_model, registry
+from mspcaps.training import Recipe, list_runs, read_run, train
+from mspcaps.training.ledger import REPEATS, entry_path, find_run, write_run
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Path:
+    recipe = Recipe(data="svhn", epochs=2, options={"iterations": 3}).resolve()
+    run = entry_of(recipe, images=9, commit="abc", options=recipe.options)
+    write_run(path := entry_path(tmp_path, recipe), run)
+    return path
+
+
+def change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_is_written_is_read(entry: Path, tmp_path: Path) -> None:
+    assert entry.relative_to(tmp_path).as_posix() == "runs/svhn/mspcaps_t/custom+epochs=2+iterations=3-seed0.json"
+    run = read_run(entry)
+    assert (run.name, run.options, run.images, run.commit) == (
+        "custom+epochs=2+iterations=3",
+        {"iterations": 3},
+        9,
+        "abc",
+    )
+    assert [run] == list_runs(tmp_path) and list_runs(tmp_path, REPEATS) == []
+    assert asdict(run) == json.loads(entry.read_text()) | {"renamed_from": None}
+
+
+def test_other_files_of_results_do_not_matter(entry: Path, tmp_path: Path) -> None:
+    for stray in ("attacks/mspcaps_t/x.json", "bench/x.json", "runs/x.json", "runs/svhn/x.json", "a/b/c/d.json"):
+        (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / stray).write_text("{}")
+    assert list_runs(tmp_path) == [read_run(entry)]
+    with pytest.raises(MspcapsError, match="there is no ledger folder"):
+        list_runs(tmp_path / "attacks")
+
+
+def test_an_old_entry_is_read_with_what_it_says(entry: Path) -> None:
+    old = json.loads(entry.read_text())
+    for key in ("options", "images", "engine", "commit", "software", "provenance", "initial", "measured_on"):
+        del old[key]
+    for key in ("optimizer", "options", "schedule", "clip_grad", "lr_steps"):
+        del old["recipe"][key]
+    old["recipe"] |= {"initial_scale": {"votes": 2.0}}
+    entry.write_text(json.dumps(old | {"form": "captured", "seconds": {"train": 3.0}}))
+    run = read_run(entry)
+    assert (run.images, run.commit, run.measured_on, run.seconds.side_by_side) == (None, None, "test", 1)
+    assert run.recipe["optimizer"] == "adamw" and run.recipe["initial_scale"] == {"votes": 2.0} and run.options == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": None}, "is not a ledger entry: it has no recipe"),
+        ({"accuracy": {"last": 80.0}}, r"is not a complete ledger entry: accuracy\.best is missing"),
+        ({"accuracy": {"last": 99.0, "best": 99.0, "best_epoch": 1}}, "was changed: its accuracy does not match"),
+        ({"curve": {"loss": [1.0], "accuracy": [80.0]}}, "was changed: .* its curve of 2 epochs"),
+        ({"seed": 4}, r"describes another run: .*iterations=3-seed4\.json"),
+        ({"model": "mspcaps_l"}, "describes another run: .*mspcaps_l"),
+    ],
+)
+def test_what_is_no_entry_gets_a_sentence(changes: dict[str, Any], message: str, entry: Path) -> None:
+    change(entry, **changes)
+    with pytest.raises(MspcapsError, match=message):
+        read_run(entry)
+    entry.write_bytes(b"\xff")
+    with pytest.raises(MspcapsError, match="is not a ledger entry"):
+        read_run(entry)
+
+
+def test_a_finished_run_is_given_back_and_a_repeat_goes_elsewhere(tiny_npz: Path, tmp_path: Path) -> None:
+    recipe, said = recipe_for(tiny_npz, epochs=1, model="mspcaps_t_scale16", batch_size=48), []
+    places = {"device": "cpu", "results": tmp_path / "r"}
+    first = train(recipe, out=tmp_path / "a", **places)
+    again = train(recipe, out=tmp_path / "a", log=said.append, **places)
+    assert said[0].startswith("already done: ") and again.run == first.run == find_run(tmp_path / "r", recipe)
+    assert [(row.epoch, row.lr) for row in again.history] == [(row.epoch, row.lr) for row in first.history]
+    assert again.history[0].loss == pytest.approx(first.history[0].loss, rel=1e-5)
+    assert all(a.equal(b) for a, b in zip(again.model.parameters(), first.model.parameters(), strict=True))
+    elsewhere = train(recipe, out=tmp_path / "b", log=said.append, **places)
+    assert list_runs(tmp_path / "r") == [first.run] and list_runs(tmp_path / "r", REPEATS) == [elsewhere.run]
+    assert train(recipe, out=tmp_path / "b", **places).run == elsewhere.run, "its weights are those of the repeat"
+    anew = train(recipe, out=tmp_path / "b", overwrite=True, **places)
+    assert list_runs(tmp_path / "r") == [anew.run] and anew.run != first.run
+    assert replace(anew.run, seconds=first.run.seconds) == first.run, "it computes the same"
+
+
+def test_options_of_the_family_reach_the_model(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
+
+    @register_model
+    def scaled(task: Task, *, factor: float = 1.0) -> Model:
+        model = Head(task)
+        torch.nn.init.constant_(model.head.weight, factor)
+        return model
+
+    recipe = recipe_for(tiny_npz, epochs=1, model="scaled", lr=0.0, min_lr=0.0, options={"factor": 3.0})
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
+    assert (
+        result.run.options == result.run.recipe["options"] == {"factor": 3.0} and result.run == list_runs(tmp_path)[0]
+    )
+    again = load_model(result.weights)
+    assert again.config["factor"] == 3.0 and again.metadata["recipe"]["options"] == {"factor": 3.0}
+    assert again.head.weight.eq(3).all(), "the weights file says how to build it"
+    with pytest.raises(MspcapsError, match="facter"):
+        train(recipe.replace(options={"facter": 3.0}), device="cpu", out=tmp_path, results=tmp_path)

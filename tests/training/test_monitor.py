@@ -1,0 +1,70 @@
+"""What listeners show of a run."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mspcaps.progress import Progress
+from mspcaps.training import Epoch, Recipe
+from mspcaps.training.distributed import World
+from mspcaps.training.monitor import ShowProgress, TensorBoard
+
+ROWS = [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
+
+
+def at(epoch: int, steps_done: int, loss_sum: float = 0.0, rows: int = 0, rank: int = 0) -> Any:
+    """A run of three epochs of ten steps with batches of 32 that stands there."""
+    return SimpleNamespace(
+        recipe=Recipe(epochs=3, batch_size=32), loader=SimpleNamespace(steps=10), world=World(rank=rank),
+        step=SimpleNamespace(loss_sum=torch.tensor(loss_sum)), epoch=epoch, steps_done=steps_done, history=ROWS[:rows],
+        folder=Path("runs/it"),
+    )  # fmt: skip
+
+
+def test_a_line_tells_epoch_loss_and_accuracy() -> None:
+    file = io.StringIO()
+    with Progress("images", every=0.0, file=file) as progress:
+        for trainer in (at(0, 0), at(0, 8, 4.0), at(2, 0, rows=2), at(2, 5, 1.0, rows=2), at(3, 0, rows=3)):
+            ShowProgress(progress)(trainer)
+            ShowProgress(progress, named=True)(SimpleNamespace(**vars(trainer) | {"world": World(rank=1)}))  # type: ignore[arg-type]
+    lines = [line.split("  ") for line in file.getvalue().splitlines()]
+    assert [[line[0], *line[1:2]] for line in lines[1:]] == [
+        ["epoch 2/3", " 67 %"],
+        ["epoch 3/3", " 83 %"],
+        ["epoch 3/3", "100 %"],
+    ]
+    assert lines[0][0] == "epoch 1/3" and lines[0][-1] == "loss 0.5000"
+    assert lines[2][-2:] == ["loss 0.2000", "test accuracy 20.00 %"]
+    assert lines[3][-2:] == ["loss 0.3333", "test accuracy 30.00 %"]
+
+
+def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    board = TensorBoard(tmp_path)
+    for epoch, steps_done in ((0, 5), (1, 0), (1, 5), (2, 0), (2, 5), (3, 0)):
+        board(at(epoch, steps_done, rows=epoch))
+    board.close()
+    (path,) = tmp_path.rglob("events*")
+    events = [(event.step, value) for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
+    for name, expected in (("loss", [1, 1 / 2, 1 / 3]), ("lr", [0.5, 0.25, 0.125]), ("accuracy", [10, 20, 30])):
+        written = [(step, value.tensor.float_val[0]) for step, value in events if value.tag == name]
+        assert [step for step, _ in written] == [1, 2, 3]
+        assert [value for _, value in written] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, [("loss", 2), ("lr", 2), ("accuracy", 2)]), (1, [])])
+def test_the_main_process_writes_what_this_sitting_adds(rank: int, told: list[tuple[str, int]]) -> None:
+    written: list[tuple[str, int]] = []
+    board = TensorBoard(Path("nowhere"))
+    board.make = lambda folder: SimpleNamespace(  # type: ignore[assignment,misc]
+        add_scalar=lambda name, value, epoch: written.append((name, epoch)), close=lambda: None
+    )
+    board(at(1, 0, rows=1, rank=rank))
+    board(at(2, 0, rows=2, rank=rank))
+    board.close()
+    assert written == told
