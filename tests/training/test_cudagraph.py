@@ -25,17 +25,9 @@ def make(engine: Engine, seed: int = 0, kernels: bool = True) -> Step:
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
-<<<<<<< HEAD:tests/training/test_captured.py
-    plan = Plan(data, 128, Augmentation(crop=1), seed)
-    plan.begin(0)
-    step = make_step(model, plan, 1e-4, form, fused=kernels)
-=======
-    if not kernels:
-        plain(model)
     loader = Loader(data, 128, Augmentation(crop=1), seed)
     loader.begin(0)
-    step = make_step(model, loader, Recipe(), engine)
->>>>>>> 23c72177bce4c74d56ceb2192b21a2a443203a85:tests/training/test_cudagraph.py
+    step = make_step(model, loader, Recipe(), engine, fused=kernels)
     step.optimizer.lr.fill_(5e-4)
     return step
 
@@ -75,15 +67,9 @@ def test_the_first_210_steps_on_cifar10() -> None:
     def curve(engine: Engine, kernels: bool = True) -> list[float]:
         torch.manual_seed(0)
         model = create_model("mspcaps_t").cuda().train()
-<<<<<<< HEAD:tests/training/test_captured.py
-        plan = Plan(data, 128, Augmentation(crop=4, flip=True), 0)
-        plan.begin(0)
-        step = make_step(model, plan, 1e-4, form, fused=kernels)
-=======
         loader = Loader(data, 128, Augmentation(crop=4, flip=True), 0)
         loader.begin(0)
-        step = make_step(model if kernels else plain(model), loader, Recipe(), engine)
->>>>>>> 23c72177bce4c74d56ceb2192b21a2a443203a85:tests/training/test_cudagraph.py
+        step = make_step(model, loader, Recipe(), engine, fused=kernels)
         step.optimizer.lr.fill_(5e-4)
         if engine == "cudagraph":
             step.capture()

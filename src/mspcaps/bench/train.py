@@ -85,8 +85,7 @@ def compare(
     data = task.data()
     on_device = data.to(device)
     built: dict[str, EngineRun | EagerReference] = {}
-    # as for a run as long as the paper's
-    engine = choose_engine(None, device, images=0 if quick else EPOCHS * CIFAR10.train)
+    engine = choose_engine(None, device, images=0 if quick else EPOCHS * CIFAR10.train)  # that of a run by the paper
     memory: dict[str, int | None] = {}
     makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
         "ours": lambda: EngineRun(task.model(model), on_device, task, engine),
