@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.options import Maybe
-from mspcaps.cli.progress import counting, table
+from mspcaps.cli.common import Maybe, show_progress, table
 from mspcaps.cli.training import stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes
@@ -137,9 +136,9 @@ def evaluate(
     exported = is_onnx(weights, device)
     model = load_onnx(weights) if exported else load_model(weights)
     where = choose_device("cpu" if exported else device)
-    with counting() as progress:
-        images = load_for(model, data, split, progress)
-        result = run(model, images, batch_size, where, progress)
+    with show_progress("images") as progress:
+        images = load_for(model, data, split, progress.update)
+        result = run(model, images, batch_size, where, progress.update)
     counts = result.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
@@ -241,8 +240,8 @@ def export(
     from mspcaps.export.model import check_request, export_model
 
     check_request(out, int8, calibrate)
-    with counting() as progress:
-        made = export_model(weights, out, int8, calibrate, progress)
+    with show_progress() as progress:
+        made = export_model(weights, out, int8, calibrate, progress.update)
     about = made.metadata
     height, width = about.img_size
     task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
