@@ -39,15 +39,25 @@ def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPa
     for code in blocks("python", page("extend.md")):
         exec(code, names)
     assert names["scores"].shape == (2, 4) and "mspcaps_t_least" in mspcaps.list_models()
-    routing = names["model"].routing[0]
-    u1, u2 = torch.randn(2, 80, 8), torch.randn(2, 20, 8)
-    agreement, coarse = routing.agreements(u1, u2)
+    assert names["model"].config["patch"] == 2
+    routing, states = names["model"].routing[0], []
+    u1, u2 = torch.randn(2, 320, 8), torch.randn(2, 80, 8)
+    routing(u1, u2, states)
+    agreement, coarse = states[0].fine_agreements, states[0].votes[1]
     for b, j in ((0, 0), (1, 3)):  # a plain loop over what the page says in words
-        least = [min(agreement[k, b, m, j].item() for m in range(agreement.shape[2])) for k in range(20)]
+        least = [min(agreement[k, b, m, j].item() for m in range(agreement.shape[2])) for k in range(80)]
         weights = [np.exp(a - max(least)) for a in least]
         v = sum(w * coarse[k, b, j] for k, w in enumerate(weights)) / sum(weights)
         expected = v * v.norm() / (1 + v.norm() ** 2)
         assert torch.allclose(routing(u1, u2)[b, j], expected, atol=1e-5)
+    tiny = names["tiny"].eval()
+    assert tiny.config["dim"] == 12 and tiny.num_classes == 3
+    x = torch.rand(2, 3, 32, 32)
+    votes = torch.einsum("bid,idje->bije", tiny.forward_features(x), tiny.routing.w).mean(1)
+    norm = votes.norm(dim=-1)
+    assert torch.allclose(tiny(x), norm**2 / (1 + norm**2), atol=1e-5)
+    tiny.train().training_loss(x, torch.tensor([0, 2]), tiny.criterion).backward()
+    assert all(p.grad is not None for p in tiny.parameters())
 
 
 def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
@@ -100,9 +110,9 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
     text = page("python.md")
     for code in blocks("python", text):
         exec(code, names)
-    shapes = [names[name].shape for name in ("scores", "capsules")] + [
-        t.shape for t in names["primary"] + names["maps"]
-    ]
+    shapes = [names[name].shape for name in ("scores", "capsules")] + [t.shape for t in names["primary"]]
+    shapes.append(names["maps"]["map.0"].shape)
+    assert list(names["maps"])[-1] == "routed.1"
     assert [str(list(shape)) for shape in shapes] == re.findall(r"\[8, [\d, ]+\]", text)
     assert names["block"].couplings.shape == (4, 8, 10) and torch.allclose(
         names["block"].couplings.sum(0), torch.ones(8, 10)

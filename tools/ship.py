@@ -17,7 +17,7 @@ from safetensors import safe_open
 from mspcaps.data import CATALOG, ImageSet, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
-from mspcaps.files import Progress, no_progress, sha256_of, write_atomically
+from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
 from mspcaps.models import Model, load_model, save_weights
 from mspcaps.models.shipped import SUFFIX, Card, halved, probe, weights_folder
 from mspcaps.training.ledger import device_name, read_run
@@ -33,7 +33,7 @@ def ship(
     data: ImageSet,
     folder: Path | None = None,
     device: torch.device | str | None = None,
-    progress: Progress = no_progress,
+    progress: ProgressFn = no_progress,
 ) -> Card:
     """Write <model>.<dataset>.safetensors and its card into the package, or into `folder`.
 

@@ -13,7 +13,7 @@ from typing import IO
 
 from mspcaps.errors import MspcapsError
 
-Progress = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
+ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
 
 UMASK = os.umask(0)  # can only be read by setting it, for all threads: so once
 os.umask(UMASK)

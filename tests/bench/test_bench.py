@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from mspcaps.bench import bench_infer, bench_train, infer, tables, write_result
-from mspcaps.bench.engine import EngineRun, PackedRuns, Task
-from mspcaps.bench.packed import pack, sweep
-from mspcaps.bench.reference import AugmentedPictures, EagerReference, never, plain, random_crop
+from mspcaps.bench.engine import EngineRun, Task
+from mspcaps.bench.packed import PackedRuns, pack, pack_sweep
+from mspcaps.bench.reference import AugmentedPictures, EagerReference, random_crop
 from mspcaps.bench.result import slug, yardstick
 from mspcaps.bench.tables import busy_note, duration, number
 from mspcaps.bench.timing import Effort, Timing, quantile, time_interleaved
-from mspcaps.capsules.routing import CrossAgreementRouting
 from mspcaps.cli import main
 from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.models import summarize
-from mspcaps.models.layers import Normalize
 from mspcaps.training.step import batch_loss
 
 CPU = torch.device("cpu")
@@ -46,18 +44,6 @@ def test_the_reference_computes_what_ours_computes():
         ours_grad = torch.autograd.grad(ours, list(run.step.model.parameters()))
         for g, h in zip(ours_grad, torch.autograd.grad(theirs, list(reference.model.parameters())), strict=True):
             torch.testing.assert_close(g, h, rtol=1e-3, atol=1e-5)
-
-
-def test_the_reference_is_made_of_plain_layers():
-    model = plain(SMALL.model("mspcaps_t"))
-    leaves = {type(m) for m in model.modules() if not list(m.children())}
-    assert {kind for kind in leaves if not kind.__module__.startswith("torch.nn.")} == {
-        Normalize,
-        CrossAgreementRouting,
-    }
-    assert {type(layer.conv) for layer in model.layers()} == {torch.nn.Conv2d}
-    assert {type(layer.bn) for layer in model.layers()} == {torch.nn.BatchNorm2d}
-    assert [m.runs_fused for m in (model, *model.routing)] == [never] * 3, "on a CPU none would say yes anyway"
 
 
 def test_the_reference_trains():
@@ -120,7 +106,7 @@ def test_packed_runs_all_take_their_steps():
 def test_sweeps_are_timed_while_all_runs_train(monkeypatch):
     """Two runs that do share the device."""
     monkeypatch.setattr("mspcaps.training.sweep.share_of_device", lambda model, device: 0.5)
-    found = sweep("mspcaps_t", SMALL, CPU, count=2, rounds=1, epochs=4)
+    found = pack_sweep("mspcaps_t", SMALL, CPU, count=2, epochs=4)
     assert 0.2 < found["throughput_ratio"] < 4
     assert found["throughput_ratio"] == pytest.approx(
         2 * found["seconds_per_epoch_alone"] / found["seconds_per_epoch_of_all"], rel=0.01
@@ -169,14 +155,14 @@ def test_figures_of_training_hang_together(trained, tmp_path):
         flops = 6 * summarize(variant["model"]).macs * variant["images_per_second"]
         assert variant["tflops"] == pytest.approx(flops / 1e12, rel=1e-2)
         assert variant["share_of_matmul"] == pytest.approx(variant["tflops"] / trained["matmul"]["tflops"], rel=1e-2)
-        assert "kernels_per_step" not in variant  # a CPU has none to count
-        saved = 4 * summarize(variant["model"]).memory_bytes_per_image + 12 * variant["params"]
-        assert saved < variant["peak_memory_bytes"] < 2 * saved
+        assert not {"kernels_per_step", "peak_memory_bytes"} & set(variant)  # counted on a GPU only
     rate = {name: v["images_per_second"] for name, v in variants.items()}
     assert trained["ratios"]["ours_vs_reference"] == pytest.approx(rate["ours"] / rate["reference"], abs=1e-2)
     assert {axis: [row[axis] for row in rows] for axis, rows in trained["scaling"].items()} == {
         "img_size": [32, 48], "batch_size": [4, 8], "classes": [10, 20],
     }  # fmt: skip
+    ((_, rows), *_), _ = tables.result_tables(trained)
+    assert [row[0].split(", ")[1] for row in rows] == ["our engine", "reference", "our engine"]
     path = write_result(tmp_path, trained)
     assert re.fullmatch(r"train-mspcaps_t-[\w-]*cpu-\d+-threads?-torch\d+\.\d+\.\d+-quick\.json", path.name)
     assert json.loads(path.read_text()) == trained
@@ -275,13 +261,13 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "pattern"),
     [
-        (["train", "--batch-size", "1"], r"batch_size is 1, but BatchNorm needs at least 2"),
+        (["train", "--batch-size", "1"], r"batch_size is 1"),
         (["train", "--packed", "1"], r"packed is 1"),
-        (["train", "--packed", "4"], r"on a GPU only"),
-        (["train", "--model", "mspcaps_tt"], r"did you mean 'mspcaps_t'"),
+        (["train", "--packed", "4"], r"GPU"),
+        (["train", "--model", "mspcaps_tt"], r"'mspcaps_tt'.*'mspcaps_t'"),
         (["infer", "--batch-size", "0"], r"batch_size is 0"),
-        (["infer", "--scaling"], r"work with `mspcaps bench train` only"),
-        (["infer", "--device", "abacus"], r"no device 'abacus'"),
+        (["infer", "--scaling"], r"--scaling"),
+        (["infer", "--device", "abacus"], r"'abacus'"),
     ],
 )
 def test_bad_arguments_get_a_sentence(args, pattern, capsys, tmp_path, monkeypatch):
@@ -300,4 +286,4 @@ def test_a_folder_that_cannot_be_written_into_is_found_before_anything_is_measur
     (tmp_path / "file").write_text("")
     assert main(["bench", "infer", "--quick", "--results", str(tmp_path / "file")]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"error: cannot write to {tmp_path / 'file' / 'bench'}: ")
+    assert said.out == "" and str(tmp_path / "file" / "bench") in said.err

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from kernel_errors import error
-from mspcaps.kernels.conv import narrow
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.kernels.backbone import backbone, supported
+from mspcaps.kernels.maps import narrow
 from mspcaps.models.layers import ConvBN
 from mspcaps.models.mspcaps import ResidualBlock
 

@@ -1,88 +1,179 @@
-"""A whole model with our kernels in place of its layers: the same scores and gradients."""
+"""`fuse`: a twin that shares the parameters and computes the same, or the model where nothing can be promised."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
-from mspcaps.capsules import CrossAgreementRouting, MeanAgreementRouting
-from mspcaps.models import create_model
-from mspcaps.models import fused as way
-from mspcaps.models.mspcaps import MSPCaps
+from mspcaps.kernels import fuse, fused
+from mspcaps.kernels.fused import FusedBackbone, FusedPatchify, PatchConv
+from mspcaps.models import Model, create_model
+from mspcaps.models.layers import Dropout
+from mspcaps.models.mspcaps import TINY, MSPCaps
+
+NAMES = ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_dr", "mspcaps_t_scale16", "mspcaps_t_scale32_16",
+         "mspcaps_t_linear", "mspcaps_t_linear_margin", "resnet20"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["mspcaps_t", "mspcaps_t_unshared"])
-def test_equals_the_layers(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = create_model(name, img_size=16).to(device).train()
-    x, labels = torch.rand(2, 3, 16, 16, device=device), torch.tensor([1, 7], device=device)
-    found = []
-    for fused in (False, True):
-        for kind in (MSPCaps, CrossAgreementRouting):
-            monkeypatch.setattr(kind, "runs_fused", lambda self, x, fused=fused: fused)
-        scores = model(x)
-        found.append([scores, *torch.autograd.grad(model.loss(scores, labels), list(model.parameters()))])
-    for plain, ours in zip(*found, strict=True):
-        assert (plain - ours).norm() <= 1e-3 * plain.norm() + 1e-6
+def trained_once(model: Model, run: Model, device: torch.device) -> list[Tensor]:
+    """-> loss, gradients of the parameters, buffers after one forward pass of `run`, which shares those of `model`."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.rand(2, 3, *model.img_size, generator=generator).to(device), torch.tensor([1, 7], device=device)
+    loss = run.training_loss(x, y, run.criterion)
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    return [loss.detach(), *grads, *[b.clone() for b in model.buffers()]]
 
 
-class PretendsToBeOnAGPU(torch.Tensor):
-    """Lets a machine without a GPU ask which way a GPU would go."""
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("mspcaps_t", 16),
+        ("mspcaps_t_unshared", 13),
+        ("mspcaps_t_scale16", 9),
+        ("mspcaps_t_linear", 13),
+        ("resnet20", 9),
+    ],
+)
+def test_equals_the_model(name: str, size: int, device: torch.device) -> None:
+    model = create_model(name, img_size=size).to(device).train()
+    other = copy.deepcopy(model)
+    twin = fuse(model)
+    assert twin is not model and type(twin) is type(model)
+    names = [key for key, _ in model.named_parameters()]
+    expected, found = trained_once(other, other, device), trained_once(model, twin, device)
+    for key, a, b in zip(["loss", *names, *dict(model.named_buffers())], expected, found, strict=True):
+        assert (a - b).norm() <= 1e-3 * a.norm() + 1e-6, key
 
-    is_cuda = True
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shares_everything_and_leaves_the_model_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "TRITON", True)
+    model = create_model(name, img_size=16).train()
+    modules = dict(model.named_modules())
+    twin = fuse(model)
+    assert {id(p) for p in twin.parameters()} == {id(p) for p in model.parameters()}
+    assert {id(b) for b in twin.buffers()} == {id(b) for b in model.buffers()}
+    assert dict(model.named_modules()) == modules and not any(isinstance(m, PatchConv) for m in model.modules())
+    assert twin.config is model.config and twin.training
+    kinds = {type(m) for m in twin.modules()} & {FusedBackbone, FusedPatchify, PatchConv}
+    fully = {FusedBackbone} if "linear" in name else {FusedBackbone, FusedPatchify}
+    assert kinds == ({PatchConv} if name == "resnet20" else fully)
 
 
-X = torch.rand(2, 3, 16, 16).as_subclass(PretendsToBeOnAGPU)
-CHANGES = {
-    "a hook": lambda model: model.blocks[1].rest[0].bn.register_forward_hook(lambda *_: None),
-    "a hook on a block": lambda model: model.blocks[0].register_forward_pre_hook(lambda *_: None),
+def backbone(model: Model) -> Any:
+    return model.backbone
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a hook": lambda model: model.backbone.blocks[1].rest[0].bn.register_forward_hook(lambda *_: None),
+    "a hook on a block": lambda model: model.backbone.blocks[0].register_forward_pre_hook(lambda *_: None),
+    "a hook on the backbone": lambda model: model.backbone.register_forward_hook(lambda *_: None),
+    "a hook on all scales": lambda model: model.patchify.register_forward_hook(lambda *_: None),
     "a hook on a projection": lambda model: model.patchify[2].project.register_forward_hook(lambda *_: None),
     "a hook of gradients": lambda model: model.patchify[0].register_full_backward_hook(lambda *_: None),
-    "pruning": lambda model: prune.l1_unstructured(model.blocks[2].first.conv, "weight", 0.5),
-    "a parametrisation": lambda model: parametrizations.weight_norm(model.blocks[0].first.conv),
-    "an adapter": lambda model: setattr(model.patchify[1], "project", torch.nn.Sequential(model.patchify[1].project)),
-    "a frozen norm": lambda model: model.blocks[0].first.bn.eval(),
-    "another eps": lambda model: setattr(model.blocks[0].first.bn, "eps", 1e-3),
-    "a cumulative average": lambda model: [setattr(layer.bn, "momentum", None) for layer in model.layers()],
+    "pruning": lambda model: prune.l1_unstructured(model.backbone.blocks[2].first.conv, "weight", 0.5),
+    "a parametrisation": lambda model: parametrizations.weight_norm(model.backbone.blocks[0].first.conv),
+    "an adapter": lambda model: setattr(model.patchify[1], "project", nn.Sequential(model.patchify[1].project)),
+    "a frozen norm": lambda model: model.backbone.blocks[0].first.bn.eval(),
+    "another eps": lambda model: setattr(model.backbone.blocks[0].first.bn, "eps", 1e-3),
+    "a cumulative average": lambda model: [
+        setattr(m, "momentum", None) for m in model.modules() if isinstance(m, nn.BatchNorm2d)
+    ],
+    "checkpoints": lambda model: model.set_grad_checkpointing(),
+    "eval mode": lambda model: model.eval(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_or_is_listened_to_is_called(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way, "TRITON", True)
+    monkeypatch.setattr(fused, "TRITON", True)
     model = create_model("mspcaps_t", img_size=16).train()
-    assert model.runs_fused(X) and not model.eval().runs_fused(X)
-    CHANGES[change](model.train())
-    assert not model.runs_fused(X)
+    assert isinstance(fuse(model).backbone, FusedBackbone)
+    CHANGES[change](model)
+    modes = [module.training for module in model.modules()]
+    twin = fuse(model)
+    assert not any(isinstance(m, FusedBackbone | FusedPatchify) for m in twin.modules())
+    assert [module.training for module in twin.modules()] == modes
+    x = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_other_values_of_the_norms_are_handed_on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for fused in (False, True):
-        torch.manual_seed(0)
-        model = create_model("mspcaps_t_scale16", img_size=16).to(device).train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):
-                module.eps, module.momentum = 0.5, 0.7
-            elif isinstance(module, torch.nn.LayerNorm):
-                module.eps = 0.3
-        monkeypatch.setattr(MSPCaps, "runs_fused", lambda self, x, fused=fused: fused)
-        found.append((model.forward_primary(torch.rand(2, 3, 16, 16, device=device))[0], model.layers()[-1].bn))
-    (plain, norm), (ours, our_norm) = found
-    torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(our_norm.running_var, norm.running_var, rtol=1e-3, atol=1e-4)
+def test_hooks_are_heard_in_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "TRITON", True)
+    model, heard = create_model("mspcaps_t", img_size=16).train(), []
+    backbone(model).blocks[0].first.register_forward_hook(lambda *_: heard.append(1))
+    fuse(model)(torch.rand(2, 3, 16, 16))
+    assert heard == [1]
 
 
-@pytest.mark.parametrize("hooks", [0, 1])
-def test_the_compiler_can_follow_the_question(hooks: int) -> None:
+def test_a_family_of_its_own_way_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does something between backbone and capsules must see the maps, not their averages."""
+    monkeypatch.setattr(fused, "TRITON", True)
+
+    class Own(MSPCaps):
+        def forward_features(self, x: Tensor) -> list[Tensor]:
+            return self.patchify([2 * f for f in self.backbone(self.normalize(x))])
+
+    from mspcaps.models.model import make_task
+
+    model = Own(make_task("own", 4, 3, 16, None, None), TINY).train()
+    assert not any(isinstance(m, FusedBackbone) for m in fuse(model).modules())
+
+
+def test_modules_that_are_not_replaced_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that a step gives a Dropout layer later on, say, reaches the twin."""
+    monkeypatch.setattr(fused, "TRITON", True)
+    model = create_model("mspcaps_t", img_size=16).train()
+    model.add_module("dropout", Dropout(0.5))
+    twin = fuse(model)
+    assert twin.dropout is model.dropout and twin.routing is model.routing and twin.normalize is model.normalize
+
+
+def test_nothing_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "TRITON", False)
+    model = create_model("resnet20", in_chans=5).train()
+    assert fuse(model) is model, "PatchConv is for few channels"
+
+
+def test_other_values_of_the_norms_are_handed_on(device: torch.device) -> None:
+    model = create_model("mspcaps_t_scale16", img_size=9).to(device).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps, module.momentum = 0.5, 0.7
+        elif isinstance(module, nn.LayerNorm):
+            module.eps = 0.3
+    other = copy.deepcopy(model)
+    expected, found = trained_once(other, other, device), trained_once(model, fuse(model), device)
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "hooked"), [("mspcaps_t", False), ("mspcaps_t", True), ("resnet20", False)])
+def test_the_compiler_follows(name: str, hooked: bool, device: torch.device) -> None:
     torch._dynamo.reset()
-    model = create_model("mspcaps_t", img_size=16).train()
-    for _ in range(hooks):  # beforehand: PyTorch's compiler does not look at hooks again
-        model.patchify[0].register_forward_hook(lambda *_: None)
-    asked = torch.compile(lambda x: x if model.can_be_fused() else x + 1, backend="eager", fullgraph=True)
-    assert asked(torch.zeros(1)) == hooks
+    model = create_model(name, img_size=13).to(device).train()
+    other = copy.deepcopy(model)
+    if hooked:
+        model.get_submodule("patchify.0").register_forward_hook(lambda *_: None)
+    twin = fuse(model)
+    x, y = torch.rand(2, 3, 13, 13, device=device), torch.tensor([1, 7], device=device)
+    whole = torch.compile(lambda x: twin.training_loss(x, y, twin.criterion), backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(x), other.training_loss(x, y, other.criterion), rtol=1e-4, atol=1e-5)
 
 
-def test_a_routing_of_another_kind_does_not_take_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mspcaps.capsules.routing.cross_agreement.TRITON", True)
-    u = torch.rand(2, 4, 8).as_subclass(PretendsToBeOnAGPU)
-    sizes = ((2, 2), 8, (2, 2), 8, 3, 16, True)
-    assert CrossAgreementRouting(*sizes).runs_fused(u) and not MeanAgreementRouting(*sizes).runs_fused(u)
+@pytest.mark.parametrize("chans", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [(8, 8), (5, 7)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_patch_product_equals_the_convolution(chans: int, size: tuple[int, int], bias: bool) -> None:
+    conv = nn.Conv2d(chans, 6, 3, padding=1, bias=bias).double()
+    x = torch.randn(2, chans, *size, dtype=torch.float64)
+    expected, found = F.conv2d(x, conv.weight, conv.bias, padding=1), PatchConv(conv)(x)
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(y.square().sum(), list(conv.parameters())) for y in (expected, found)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(b, a)

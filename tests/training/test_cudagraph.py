@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mspcaps.bench.reference import plain
 from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.data.cache import is_cached
 from mspcaps.models import create_model
@@ -26,11 +25,9 @@ def make(engine: Engine, seed: int = 0, kernels: bool = True) -> Step:
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
-    if not kernels:
-        plain(model)
     loader = Loader(data, 128, Augmentation(crop=1), seed)
     loader.begin(0)
-    step = make_step(model, loader, Recipe(), engine)
+    step = make_step(model, loader, Recipe(), engine, fused=kernels)
     step.optimizer.lr.fill_(5e-4)
     return step
 
@@ -72,7 +69,7 @@ def test_the_first_210_steps_on_cifar10() -> None:
         model = create_model("mspcaps_t").cuda().train()
         loader = Loader(data, 128, Augmentation(crop=4, flip=True), 0)
         loader.begin(0)
-        step = make_step(model if kernels else plain(model), loader, Recipe(), engine)
+        step = make_step(model, loader, Recipe(), engine, fused=kernels)
         step.optimizer.lr.fill_(5e-4)
         if engine == "cudagraph":
             step.capture()

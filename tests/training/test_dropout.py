@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from test_trainer import CPU, equal_files, recipe_for
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.models import Model, register_model, registry
+from mspcaps.models import Model, Task, register_model, registry
 from mspcaps.models.layers import Dropout, dropout_keys
 from mspcaps.training import Recipe, Trainer
 from mspcaps.training.device import compiler_works
@@ -22,24 +21,25 @@ from mspcaps.training.loader import dropout_key
 class TwoLayers(Model):
     """A scratch model with two Dropout layers."""
 
-    loss = staticmethod(nn.functional.cross_entropy)
-
-    def __init__(self, num_classes: int, in_chans: int, img_size: tuple[int, int], **task: Any) -> None:
-        super().__init__()
-        self.first = nn.Linear(in_chans * img_size[0] * img_size[1], 32)
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.first = nn.Linear(task.in_chans * task.img_size[0] * task.img_size[1], 32)
         self.drop_first, self.drop_second = Dropout(0.25), Dropout(0.5)
-        self.head = nn.Linear(32, num_classes)
+        self.head = nn.Linear(32, task.num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop_second(self.first(self.drop_first(x.flatten(1))).relu()))
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.first(self.drop_first(x.flatten(1))).relu()
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        return self.head(self.drop_second(features))
 
 
-def dropped(**task: Any) -> Model:
-    return TwoLayers(**task)
+def dropped(task: Task) -> Model:
+    return TwoLayers(task)
 
 
-def with_torchs_dropout(**task: Any) -> Model:
-    model = TwoLayers(**task)
+def with_torchs_dropout(task: Task) -> Model:
+    model = TwoLayers(task)
     model.drop_second = nn.Dropout(0.5)  # type: ignore[assignment]
     return model
 

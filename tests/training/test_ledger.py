@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_trainer import entry_of, recipe_for
+import torch
+from test_trainer import Head, entry_of, recipe_for
 
 from mspcaps.errors import MspcapsError
+from mspcaps.models import Model, Task, load_model, register_model, registry
 from mspcaps.training import Recipe, list_runs, read_run, train
 from mspcaps.training.ledger import REPEATS, entry_path, find_run, write_run
 
@@ -98,17 +100,21 @@ def test_a_finished_run_is_given_back_and_a_repeat_goes_elsewhere(tiny_npz: Path
 
 
 def test_options_of_the_family_reach_the_model(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mspcaps.models import create_model
-    from mspcaps.training import trainer
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
-    given: dict[str, Any] = {}
+    @register_model
+    def scaled(task: Task, *, factor: float = 1.0) -> Model:
+        model = Head(task)
+        torch.nn.init.constant_(model.head.weight, factor)
+        return model
 
-    def create(name: str, iterations: int = 1, **task: Any) -> Any:
-        given["iterations"] = iterations
-        return create_model(name, **task)
-
-    monkeypatch.setattr(trainer, "create_model", create)
-    recipe = recipe_for(tiny_npz, epochs=1, model="mspcaps_t_scale16", batch_size=48, options={"iterations": 3})
+    recipe = recipe_for(tiny_npz, epochs=1, model="scaled", lr=0.0, min_lr=0.0, options={"factor": 3.0})
     result = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
-    assert given == result.run.options == result.run.recipe["options"] == {"iterations": 3}
-    assert result.model.metadata["recipe"]["options"] == {"iterations": 3}
+    assert (
+        result.run.options == result.run.recipe["options"] == {"factor": 3.0} and result.run == list_runs(tmp_path)[0]
+    )
+    again = load_model(result.weights)
+    assert again.config["factor"] == 3.0 and again.metadata["recipe"]["options"] == {"factor": 3.0}
+    assert again.head.weight.eq(3).all(), "the weights file says how to build it"
+    with pytest.raises(MspcapsError, match="facter"):
+        train(recipe.replace(options={"facter": 3.0}), device="cpu", out=tmp_path, results=tmp_path)

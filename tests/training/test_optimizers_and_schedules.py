@@ -127,7 +127,7 @@ def test_the_model_keeps_parameters_in_fp32_and_from_decay() -> None:
         expected = before[name] if name in model.no_weight_decay() else before[name] * (1 - 0.1 * 0.5)
         assert torch.equal(tensor, expected), name
     model.no_weight_decay = lambda: {"5.weight"}  # type: ignore[method-assign]
-    with pytest.raises(MspcapsError, match=r"no_weight_decay\(\) of the model names 5\.weight"):
+    with pytest.raises(MspcapsError, match=r"5\.weight"):
         FlatOptimizer(model, Recipe())
 
 

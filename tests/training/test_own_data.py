@@ -4,20 +4,19 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from test_trainer import entry_of
+from test_trainer import Head, entry_of
 from training_makers import bars
 
 import mspcaps
 from mspcaps.data import Augmentation, FolderImages, ImageSet, load_dataset
 from mspcaps.errors import MspcapsError
-from mspcaps.models import register_model, registry, save_weights
+from mspcaps.models import Task, register_model, registry, save_weights
 from mspcaps.training import Recipe, Trainer, ledger, train
 from mspcaps.training.images import fitting_batch, load_images
 from mspcaps.training.loader import Loader, StreamingLoader
@@ -247,18 +246,15 @@ def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> N
     assert losses["mspcaps_t.cifar10"] < 0.85 * losses[""], losses
 
 
-class Frozen(torch.nn.Module):
+class Frozen(Head):
     """A linear model of pixels times a factor that is not trained."""
 
-    loss = staticmethod(torch.nn.functional.cross_entropy)
-
-    def __init__(self, num_classes: int, in_chans: int, img_size: tuple[int, int], **task: Any) -> None:
-        super().__init__()
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
         self.factor = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-        self.head = torch.nn.Linear(in_chans * img_size[0] * img_size[1], num_classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.factor * x.flatten(1))
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x.flatten(1)
 
 
 def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,10 +262,10 @@ def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, mon
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
     @register_model
-    def with_a_factor(**task: Any) -> Frozen:
-        return Frozen(**task)
+    def with_a_factor(task: Task) -> Frozen:
+        return Frozen(task)
 
-    given = mspcaps.create_model("with_a_factor", 3, img_size=16)
+    given = mspcaps.create_model("with_a_factor", num_classes=3, img_size=16)
     torch.nn.init.constant_(given.factor, 3.0)
     save_weights(tmp_path / "given.safetensors", given, classes=["c0", "c1", "c2"])
     recipe = recipe_for(skewed, model="with_a_factor", init=str(tmp_path / "given.safetensors"))

@@ -1,15 +1,11 @@
-"""Our engine as the benchmark runs it: the trainer's own step in its default engine, on synthetic images.
+"""Our engine as the benchmark runs it: the trainer's own step, on synthetic images.
 
 Random pixels take the same time as photographs: nothing in a step depends on their values.
 """
 
-import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from mspcaps.bench.timing import Timed
 from mspcaps.data import Augmentation, ImageSet, facts
@@ -54,11 +50,13 @@ class Task:
 class EngineRun(Timed):
     """Takes the trainer's steps, epoch after epoch."""
 
-    def __init__(self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True
+    ) -> None:
         device = data.images.device
         self.device, self.engine = device, choose_engine(engine, device)
         self.loader = Loader(data, task.batch_size, AUGMENT, seed)
-        self.step = make_step(model.to(device).train(), self.loader, PAPER, self.engine)
+        self.step = make_step(model.to(device).train(), self.loader, PAPER, self.engine, fused=fused)
         self.step.optimizer.lr.fill_(PAPER.lr)
         self.epoch = self.done = 0
         self.loader.begin(0)
@@ -76,37 +74,6 @@ class EngineRun(Timed):
             self.done, taken = self.done + count, taken + count
         return taken
 
-    def resident(self) -> list[Tensor]:
-        """What it holds between steps, less the images."""
-        groups = self.step.optimizer.groups
-        flat = [t for g in groups for t in (g.master, *g.state, *(() if g.work is g.master else (g.work,)))]
-        return [*flat, *self.step.model.buffers(), self.loader.order, self.loader.draws]
-
     @property
     def precision(self) -> str:
         return "fp32" if self.step.autocast is None else "bf16"
-
-
-class PackedRuns(Timed):
-    """Several runs side by side as a sweep has them: a thread and a stream each. A step is one step of every run."""
-
-    def __init__(self, runs: list[EngineRun]) -> None:
-        self.runs = runs
-        self.pool = ThreadPoolExecutor(len(runs))
-        self.streams: list[Any] = [
-            torch.cuda.Stream(run.device) if run.device.type == "cuda" else None for run in self.runs
-        ]
-
-    def run(self, steps: int) -> int:
-        return max(self.pool.map(self.one, self.runs, self.streams, [steps] * len(self.runs)))
-
-    @staticmethod
-    def one(run: EngineRun, stream: Any, steps: int) -> int:
-        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-            taken = run.run(steps)
-            if stream is not None:
-                stream.synchronize()
-        return taken
-
-    def close(self) -> None:
-        self.pool.shutdown()

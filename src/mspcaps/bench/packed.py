@@ -1,10 +1,11 @@
 """Several runs on one GPU against one alone: in bare steps, and as `mspcaps sweep` trains them, with evaluations."""
 
-import statistics
+import contextlib
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,16 +14,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, PackedRuns, Task
-from mspcaps.bench.timing import Effort, significant, time_interleaved
+from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Task
+from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
 from mspcaps.errors import MspcapsError
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.sweep import run_sweep, share_of_device
 from mspcaps.training.trainer import Trainer
 
 Log = Callable[[str], None]
-ROUNDS, EPOCHS = 2, 25  # of whole runs
-PATIENCE = 600.0  # seconds for all of them to be compiled
+EPOCHS = 25  # of the runs of a sweep
+MAX_COMPILE_SECONDS = 600.0  # of all runs together
+
+
+class PackedRuns(Timed):
+    """Runs side by side as in a sweep: a thread and a stream each. A step is one step of every run."""
+
+    def __init__(self, runs: list[EngineRun]) -> None:
+        self.runs, self.pool = runs, ThreadPoolExecutor(len(runs))
+        self.streams: list[Any] = [
+            torch.cuda.Stream(run.device) if run.device.type == "cuda" else None for run in self.runs
+        ]
+
+    def run(self, steps: int) -> int:
+        return max(self.pool.map(self.run_one, self.runs, self.streams, [steps] * len(self.runs)))
+
+    @staticmethod
+    def run_one(run: EngineRun, stream: Any, steps: int) -> int:
+        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+            taken = run.run(steps)
+            if stream is not None:
+                stream.synchronize()
+        return taken
+
+    def close(self) -> None:
+        self.pool.shutdown()
 
 
 def pack(
@@ -35,23 +60,21 @@ def pack(
     together = PackedRuns(runs)
     times = time_interleaved({"alone": runs[0], "together": together}, device, effort)
     together.close()
-    found = {
+    result = {
         "runs": count,
         "ms_per_step_alone": times["alone"].to_dict(),
         "ms_per_step_of_all": times["together"].to_dict(),
         "throughput_ratio": round(count * times["alone"].median / times["together"].median, 3),
     }
     if count * share_of_device(replace(PAPER, model=model, img_size=task.img_size), device) > 1 or quick:
-        return found  # a sweep would not run so many at a time
+        return result  # a sweep would not run so many at a time
     log(f"timing a sweep of {count} runs")
-    return found | {"sweep": sweep(model, task, device, count)}
+    return result | {"sweep": pack_sweep(model, task, device, count)}
 
 
-def sweep(
-    model: str, task: Task, device: torch.device, count: int, rounds: int = ROUNDS, epochs: int = EPOCHS
-) -> dict[str, Any]:
-    """The same by `run_sweep`: one run and `count` in turn; after their first epoch they wait for each other."""
-    rates: dict[str, list[float]] = {"alone": [], "together": []}
+def pack_sweep(model: str, task: Task, device: torch.device, count: int, epochs: int = EPOCHS) -> dict[str, Any]:
+    """The same by `run_sweep`, with evaluations."""
+    rates: list[float] = []
     with TemporaryDirectory() as folder:
         data = Path(folder, "synthetic.npz")
         train, test = task.data(), replace(task, images=min(task.images, CIFAR10.test)).data()
@@ -60,24 +83,22 @@ def sweep(
             y_test=test.labels.numpy(),
         )  # fmt: skip
         base = replace(PAPER, model=model, data=str(data), batch_size=task.batch_size, augment=AUGMENT, epochs=epochs)
-        for place in range(rounds):
-            for which, size in (("alone", 1), ("together", count)):
-                recipes = [replace(base, seed=seed) for seed in range(size)]
-                rates[which].append(epochs_per_second(recipes, device, Path(folder, which, str(place))))
-    alone, together = (statistics.median(rates[which]) for which in ("alone", "together"))
+        for size in (1, count):
+            recipes = [replace(base, seed=seed) for seed in range(size)]
+            rates.append(epochs_per_second(recipes, device, Path(folder, str(size))))
+    alone, together = rates
     return {
         "epochs": epochs,
         "seconds_per_epoch_alone": significant(1 / alone),
         "seconds_per_epoch_of_all": significant(count / together),
         "throughput_ratio": round(together / alone, 3),
-        "ratios": [round(both / one, 3) for one, both in zip(*rates.values(), strict=True)],
     }
 
 
 def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path) -> float:
-    """Of all runs together, while all of them train."""
+    """Of all runs together, while all of them train: after their first epoch they wait for each other."""
     ends: dict[int, list[float]] = defaultdict(list)
-    start = threading.Barrier(len(recipes), timeout=PATIENCE)
+    start = threading.Barrier(len(recipes), timeout=MAX_COMPILE_SECONDS)
 
     def note(trainer: Trainer) -> None:
         if trainer.steps_done == 0:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,7 +17,6 @@ from mspcaps.bench.timing import Timed
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model
-from mspcaps.models.layers import BatchNorm
 from mspcaps.training import Recipe
 
 PREFETCH = 2  # batches that each worker keeps ready, PyTorch's default
@@ -50,14 +49,6 @@ def random_crop(image: Tensor, padding: int) -> Tensor:
     return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
 
 
-def plain(model: Model) -> Model:
-    """The same parameters and the same maths in PyTorch's own layers: none of our kernels, whatever the device."""
-    for module in model.modules():
-        if type(module) is BatchNorm:
-            module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
-    return model
-
-
 class EagerReference(Timed):
     """Takes steps on the images, epoch after epoch."""
 
@@ -67,7 +58,7 @@ class EagerReference(Timed):
         self, model: Model, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,
         workers: int | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.device = plain(model).to(device).train(), device
+        self.model, self.device = model.to(device).train(), device
         self.loss: Callable[[Tensor, Tensor], Tensor] = model.criterion
         self.workers = min(4, os.cpu_count() or 1) if workers is None else workers
         self.loader = DataLoader(
@@ -110,12 +101,6 @@ class EagerReference(Timed):
             self.step(*self.next_batch())
         return steps
 
-    def resident(self) -> list[Tensor]:
-        """What it holds between steps."""
-        moments = [t for state in self.optimizer.state.values() for t in state.values()]
-        return [*self.model.parameters(), *self.model.buffers(), *moments]
-
     def close(self) -> None:
-        """Ends the workers."""
-        self.batches = iter(())
-        self.loader._iterator = None  # where a DataLoader keeps persistent workers
+        """End the workers: they live as long as the loader."""
+        del self.batches, self.loader

@@ -23,14 +23,14 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
     rows: Rows = []
     for name, variant in result["variants"].items():
         ms, how = variant["ms_per_step"], f"{variant['form']}, {variant['precision']}"
-        who = "reference" if name == "reference" else "our engine"
-        kernels = variant.get("kernels_per_step")
+        who = {"reference": "reference", "ours_kernels_off": "our engine, kernels off"}.get(name, "our engine")
+        kernels, memory = variant.get("kernels_per_step"), variant.get("peak_memory_bytes")
         rows.append((
             f"{variant['model']}, {who}, {how}", number(ms["median"]),
             f"{number(ms['lowest'])} - {number(ms['highest'])}", f"{variant['images_per_second']:,.0f}",
             duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
             f"{100 * variant['share_of_matmul']:.1f} %", "-" if kernels is None else number(kernels),
-            format_bytes(variant["peak_memory_bytes"]),
+            "-" if memory is None else format_bytes(memory),
         ))  # fmt: skip
     tables: list[Table] = [(head, rows)]
     grown: Rows = []
@@ -61,10 +61,11 @@ def grown_eager(result: dict[str, Any]) -> bool:
 
 def training_notes(result: dict[str, Any]) -> list[str]:
     matmul, ratios = result["matmul"], result["ratios"]
-    n, environment = matmul["n"], result["environment"]
+    n, environment, kernels = matmul["n"], result["environment"], ratios.get("ours_vs_kernels_off")
     return [
         f"With our engine, {result['model']} is {number(ratios['ours_vs_reference'])} times as fast as the eager "
         f"reference and {number(ratios['ours_vs_resnet'])} times as fast as {result['variants']['resnet']['model']}.",
+        *([f"Its kernels make it {number(kernels)} times as fast as without them."] if kernels else []),
         f"Device: {environment['device']}; torch {environment['software']['torch']}; batch size "
         f"{result['batch_size']}; synthetic images like CIFAR-10's.",
         f"“Of matmul”: relative to a {matmul['precision']} matrix product of {n} x {n}, which reaches "
@@ -114,7 +115,7 @@ def busy_note(environment: dict[str, Any]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and thousands as they are read."""
+    """Three significant digits, with commas between thousands."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.autograd import DeviceType
 
 
@@ -136,8 +135,9 @@ def kernels_per_step(variant: Timed, device: torch.device) -> float | None:
     """Kernels that the device ran per step, copies and fills not counted; None where there are none to count."""
     if device.type != "cuda":
         return None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports to stderr that it starts and stops
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with quiet_profiler(activities=activities) as profiler:
+    with torch.profiler.profile(activities=activities) as profiler:
         steps = variant.run(1)
         wait_for(device)
     ran = [
@@ -149,17 +149,8 @@ def kernels_per_step(variant: Timed, device: torch.device) -> float | None:
     return round(len(kernels) / steps, 1) if kernels else None
 
 
-def quiet_profiler(**options: Any) -> torch.profiler.profile:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells stderr that it starts and stops
-    return torch.profiler.profile(**options)
-
-
 class PeakMemory:
-    """What a variant allocates at most, from here until `bytes_of` is asked, on top of what was there before.
-
-    On a GPU the allocator counts: building, compiling and capturing included. On a CPU: what stays (parameters,
-    statistics, moments) and the peak of one step beside it.
-    """
+    """What the GPU's allocator holds at most, from here on, on top of what it held before; None on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -168,18 +159,8 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_allocated(device)
 
-    def bytes_of(self, variant: Timed, resident: Callable[[], list[Tensor]]) -> int:
-        """After building it: take steps and say how much memory that took."""
-        variant.run(2)  # of the first the allocator still learns
-        if self.device.type == "cuda":
-            wait_for(self.device)
-            return torch.cuda.max_memory_allocated(self.device) - self.before
-        with quiet_profiler(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-            variant.run(1)
-        assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-        held = peak = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            held += event.nbytes()
-            peak = max(peak, held)
-        return peak + sum(tensor.numel() * tensor.element_size() for tensor in resident())
+    def read(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        wait_for(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - self.before

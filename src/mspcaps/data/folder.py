@@ -25,7 +25,7 @@ from mspcaps.data.formats import has_manifest
 from mspcaps.data.imageset import ImageSet
 from mspcaps.data.pictures import pictures_below, read_header, read_picture
 from mspcaps.errors import MspcapsError
-from mspcaps.files import Progress, no_progress, to_utf8
+from mspcaps.files import ProgressFn, no_progress, to_utf8
 
 T = TypeVar("T")
 HELD_OUT = 5  # one picture in five
@@ -57,7 +57,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         """What the images would take in memory."""
         return len(self) * self.channels * math.prod(self.size)
 
-    def resident(self, progress: Progress = no_progress) -> ImageSet:
+    def resident(self, progress: ProgressFn = no_progress) -> ImageSet:
         """Read everything into memory."""
         try:
             images = torch.empty(len(self), self.channels, *self.size, dtype=torch.uint8)
@@ -72,12 +72,12 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         self._each(read, progress)
         return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
 
-    def check(self, progress: Progress = no_progress) -> None:
+    def check(self, progress: ProgressFn = no_progress) -> None:
         """Read every header, so that files that are not pictures are reported before training starts and not in the
         middle of it. This takes a small part of the time of an epoch; truncated pictures are noticed only when read."""
         self._each(lambda index: read_header(Path(self.paths[index])), progress)
 
-    def _each(self, read: Callable[[int], object], progress: Progress) -> None:
+    def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
         """Call `read` with every index, in threads, and report all broken pictures together."""
         broken: list[tuple[int, MspcapsError]] = []
 
@@ -113,7 +113,7 @@ def _unreadable(folder: Path | str, error: OSError) -> MspcapsError:
     return MspcapsError(f"cannot read {folder}: {error.strerror or error}")
 
 
-def throttled(log: Callable[[str], None], seconds: float = 5.0) -> Progress:
+def throttled(log: Callable[[str], None], seconds: float = 5.0) -> ProgressFn:
     """A progress function that logs at most one line every so many seconds."""
     last = time.monotonic()
 

@@ -13,7 +13,7 @@ from mspcaps.data.folder import open_folder, split_by_hash
 from mspcaps.data.formats import check_labels, has_manifest, read_npz, read_packed, to_nchw
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
-from mspcaps.files import Progress, no_progress
+from mspcaps.files import ProgressFn, no_progress
 
 SPLITS = ("train", "test", "all")
 MAX_SIDE = 1 << 16  # pixels
@@ -23,7 +23,7 @@ def load_dataset(
     name_or_path: str | Path,
     split: str = "train",
     img_size: int | tuple[int, int] | None = None,
-    progress: Progress = no_progress,
+    progress: ProgressFn = no_progress,
 ) -> ImageSet:
     """Load a split (train, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
 

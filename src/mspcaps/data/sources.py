@@ -18,14 +18,14 @@ from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, v
 from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
 from mspcaps.data.convert import convert
 from mspcaps.errors import MspcapsError
-from mspcaps.files import Progress
+from mspcaps.files import ProgressFn
 
 Report = Callable[[str], None]
 TIMEOUT = 10.0  # seconds without a sign of life from a web server
 CLIENT_TIMEOUT = 1800.0
 
 
-def get(name: str, report: Report = lambda line: None, progress: Progress = lambda what, done, total: None) -> Path:
+def get(name: str, report: Report = lambda line: None, progress: ProgressFn = lambda what, done, total: None) -> Path:
     """Fetch a set of the catalog into the cache unless it is there and whole; returns the cached file.
 
     `report` receives one sentence per source tried.
@@ -68,7 +68,7 @@ def import_files(name: str, path: Path | str, report: Report = lambda line: None
     return target
 
 
-def _get_from(entry: Facts, source: Web | Package, progress: Progress) -> Path:
+def _get_from(entry: Facts, source: Web | Package, progress: ProgressFn) -> Path:
     with temporary_folder() as folder:
         if isinstance(source, Web):
             for file in source.files:
@@ -80,7 +80,7 @@ def _get_from(entry: Facts, source: Web | Package, progress: Progress) -> Path:
         return store(entry, arrays, variant)
 
 
-def _download(address: str, target: Path, progress: Progress) -> None:
+def _download(address: str, target: Path, progress: ProgressFn) -> None:
     """Fetch one file; only a connection that broke after it had begun to deliver is tried once more."""
     for attempt in (1, 2):
         try:
@@ -94,7 +94,7 @@ def _download(address: str, target: Path, progress: Progress) -> None:
                 raise MspcapsError(f"{target.name}: {_why(error)}") from error
 
 
-def _download_once(address: str, target: Path, progress: Progress) -> None:
+def _download_once(address: str, target: Path, progress: ProgressFn) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "mspcaps"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, target.open("wb") as file:
         length = answer.headers.get("Content-Length")

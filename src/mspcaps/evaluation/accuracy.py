@@ -15,7 +15,7 @@ from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
-from mspcaps.files import Progress, no_progress
+from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
 
@@ -64,7 +64,7 @@ def evaluate(
     data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path,
     batch_size: int = 500,
     device: torch.device | str | None = None,
-    progress: Progress = no_progress,
+    progress: ProgressFn = no_progress,
 ) -> Evaluation:
     """Measure a model on all images of `data`. If `device` is given, the model is moved there.
 
@@ -125,7 +125,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @torch.no_grad()
-def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Progress = no_progress) -> Tensor:
+def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: ProgressFn = no_progress) -> Tensor:
     """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU."""
     device, dtype = placement(model)
     scores = []

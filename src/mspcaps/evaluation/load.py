@@ -9,7 +9,7 @@ from torch import nn
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
 from mspcaps.data.folder import is_picture_folder
 from mspcaps.errors import MspcapsError
-from mspcaps.files import Progress, no_progress
+from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import config_of, unwrapped
 
 
@@ -17,7 +17,7 @@ def load_for(
     model: nn.Module,
     name_or_path: str | Path | None = None,
     split: str = "test",
-    progress: Progress = no_progress,
+    progress: ProgressFn = no_progress,
     option: str = "--data",
 ) -> ImageSet:
     """Load images in the form the model takes; default: the data it was trained on. `model` comes from `load_model`.

@@ -13,7 +13,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_onnx, to_pt2, trace
 from mspcaps.export.quantize import Agreement, load_calibration, quantize
 from mspcaps.export.runner import Metadata, OnnxModel, require
-from mspcaps.files import Progress, no_progress, sha256_of, write_atomically
+from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
 from mspcaps.models import as_model, class_names, config_of, create_model, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
@@ -37,7 +37,7 @@ def export_model(
     path: str | Path,
     int8: bool = False,
     calibrate: str | Path | None = None,
-    progress: Progress = no_progress,
+    progress: ProgressFn = no_progress,
 ) -> Exported:
     """Export a model to `path`: .onnx for onnxruntime, .pt2 for torch.export.load, both for any batch size.
 

@@ -21,7 +21,7 @@ from mspcaps.evaluation import load_for
 from mspcaps.evaluation.accuracy import all_scores
 from mspcaps.export.graphs import onnx_runner, with_metadata, wrap_errors
 from mspcaps.export.runner import INPUT, Metadata, as_input, require
-from mspcaps.files import Progress
+from mspcaps.files import ProgressFn
 from mspcaps.models import summarize
 
 MAX_CALIBRATION_IMAGES, MAX_COMPARED_IMAGES = 128, 1000
@@ -39,7 +39,7 @@ class Agreement:
     data: str  # the data set of both
 
 
-def load_calibration(model: nn.Module, data: str | Path | None, progress: Progress) -> tuple[ImageSet, ImageSet]:
+def load_calibration(model: nn.Module, data: str | Path | None, progress: ProgressFn) -> tuple[ImageSet, ImageSet]:
     """Training images that set the ranges, and test images to compare on."""
     train, test = (load_for(model, data, split, progress, "--calibrate") for split in ("train", "test"))
     room = MAX_CALIBRATION_BYTES // summarize(model).memory_bytes_per_image

@@ -151,7 +151,8 @@ def patch_conv(conv: nn.Module) -> nn.Module:
     if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d) or conv.in_channels > MAX_PATCH_CHANNELS:
         return conv
     usual = conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.padding == (1, 1) and conv.dilation == (1, 1)
-    return PatchConv(conv) if usual and conv.groups == 1 and conv.padding_mode == "zeros" else conv
+    usual = usual and conv.groups == 1 and conv.padding_mode == "zeros"
+    return PatchConv(conv).train(conv.training) if usual else conv
 
 
 class PatchConv(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
+from mspcaps.models import Model
 from mspcaps.training.recipe import Recipe
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
@@ -45,12 +46,14 @@ class FlatOptimizer:
     The learning rate and the number of steps taken are tensors on the device: a CUDA graph reads them.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Model, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
         self.recipe = recipe
         self.update, self.slots = RULES[recipe.optimizer]
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in named.items()}
-        undecayed, fp32 = (_names_of(model, method) for method in ("no_weight_decay", "fp32_parameters"))
+        undecayed, fp32 = model.no_weight_decay(), model.fp32_parameters()
+        if unknown := (undecayed | fp32) - {name for name, _ in model.named_parameters()}:
+            raise MspcapsError(f"the model exempts {min(unknown)} from decay or bf16, but has no such parameter")
         groups: dict[tuple[torch.dtype, float], list[nn.Parameter]] = {}
         for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # those that have copies come first
             kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
@@ -168,14 +171,6 @@ RULES: dict[str, tuple[Update, tuple[str, ...]]] = {  # -> the update, and what 
     "adam": (adam_update, ("m", "v")),
     "sgd": (sgd_update, ("velocity",)),
 }
-
-
-def _names_of(model: nn.Module, method: str) -> set[str]:
-    """What the model says of its own parameters."""
-    names: set[str] = getattr(model, method, set)()
-    if unknown := names - {name for name, _ in model.named_parameters()}:
-        raise MspcapsError(f"{method}() of the model names {min(unknown)}, which is not one of its parameters")
-    return names
 
 
 def is_channels_last(t: Tensor) -> bool:

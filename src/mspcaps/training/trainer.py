@@ -86,13 +86,10 @@ def build_model(recipe: Recipe, train: Images) -> Model:
     mean, std = normalization(recipe, train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = create_model(
+        return create_model(
             recipe.model, num_classes=len(train.classes), in_chans=train.channels, img_size=train.size, mean=mean,
             std=std, **recipe.options,
         )  # fmt: skip
-    if not callable(getattr(model, "criterion", None) or getattr(model, "loss", None)):  # LEAD: model.criterion
-        raise MspcapsError(f"{recipe.model} cannot be trained: it has no loss(scores, labels)")
-    return model
 
 
 class Trainer:
