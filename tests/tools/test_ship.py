@@ -114,7 +114,8 @@ def test_part_of_a_test_set_is_refused(run, tmp_path):
 
 def test_data_of_ones_own_is_refused(run, tmp_path):
     source, entry, data = run
-    own = tmp_path / "own.json"
+    own = tmp_path / "pictures" / "mspcaps_t_scale16" / "tiny-seed0.json"
+    own.parent.mkdir(parents=True)
     own.write_text(json.dumps(json.loads(entry.read_text()) | {"dataset": "pictures"}))
     with pytest.raises(MspcapsError, match="is not in the catalog"):
         ship.ship(source, own, data, folder=tmp_path)
