@@ -237,18 +237,17 @@ def export(
         int8: ONNX only: quantise the convolutions to eight bits and report how many predictions stay the same.
         calibrate: Data set or folder that sets the int8 ranges; default: the data the weights were trained on.
     """
-    from mspcaps.export.model import check_request, export_model
+    from mspcaps.export import export_model
 
-    check_request(out, int8, calibrate)
     with show_progress() as progress:
-        made = export_model(weights, out, int8, calibrate, progress.update)
-    about = made.metadata
-    height, width = about.img_size
-    task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
-    print(f"{made.path}: {about.model}, {task}, {about.precision}, {format_bytes(made.bytes)}")
-    differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in made.differences.items())
+        exported = export_model(weights, out, int8, calibrate, progress.update)
+    metadata = exported.metadata
+    height, width = metadata.img_size
+    task = f"{len(metadata.classes)} classes, images of {metadata.channels} x {height} x {width}"
+    print(f"{exported.path}: {metadata.model}, {task}, {metadata.precision}, {format_bytes(exported.bytes)}")
+    differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in exported.differences.items())
     print(f"largest difference from PyTorch's scores, in fp32: {differences}")
-    if int8_check := made.agreement:
+    if int8_check := exported.agreement:
         same, images = int8_check.same, int8_check.images
         print(
             f"int8 gives the same answer as fp32 for {same:,} of {images:,} test images of {int8_check.data} "
