@@ -17,9 +17,10 @@ from mspcaps.evaluation import evaluate
 from mspcaps.files import sha256_of
 from mspcaps.models import load_model, save_weights
 from mspcaps.models import shipped as weights
-from mspcaps.models.shipped import Card, halved, probe
+from mspcaps.models.shipped import Card
 from mspcaps.training.ledger import read_run
 from mspcaps.training.recipe import stored_recipe
+from tools.ship import halved, probe
 
 ROOT = Path(__file__).parents[2]
 NAMES = weights.list_pretrained() or [pytest.param("", marks=pytest.mark.skip(reason="no weights are shipped"))]
@@ -101,6 +102,8 @@ def test_by_name(shipped, capsys):
     assert torch.equal(mspcaps.load_model(name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained="mnist")(x), expected)
     assert torch.equal(mspcaps.create_model(name)(x), expected)
+    assert torch.equal(mspcaps.create_model(name, pretrained=True)(x), expected)
+    assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=True)(x), expected), "the only ones"
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=str(shipped))(x), expected)
     begun = mspcaps.create_model("mspcaps_t_scale16", num_classes=10, pretrained="mnist")
