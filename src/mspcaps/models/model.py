@@ -146,16 +146,17 @@ class Model(nn.Module, ABC):
         raise MspcapsError(f"{type(self).__name__} does not say which of its modules is the classifier")
 
     def new_classifier(self, num_classes: int) -> None:
-        """Replace the classifier by a fresh one; called by `reset_classifier`, which does the rest."""
+        """Replace all modules that depend on the number of classes by fresh ones; `reset_classifier` does the rest."""
         raise MspcapsError(f"the classifier of {type(self).__name__} cannot be replaced")
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for other classes, on the device and in the precision of the old one."""
         task = {name: self.config[name] for name in TASK} | {"num_classes": num_classes}
         num_classes = make_task(self.config.get("name", "the model"), **task).num_classes
-        old = next(self.get_classifier().parameters())
+        old, kept = next(self.get_classifier().parameters()), {*self.modules()}
         self.new_classifier(num_classes)
-        self.get_classifier().to(old.device, old.dtype).train(self.training)
+        for module in {*self.modules()} - kept:
+            module.to(old.device, old.dtype).train(self.training)
         self.num_classes = num_classes
         self.config = self.config | {"num_classes": num_classes}
         self.metadata = {key: value for key, value in self.metadata.items() if key != "classes"}
