@@ -163,6 +163,8 @@ def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe as a file holds it, whole: a field younger than the file has its default, one of `augment` as well, and
     a retired field stays only if it says something."""
     known = _types(Recipe)
+    renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
+    written = {renamed.get(key, key): value for key, value in written.items()}
     whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
     if isinstance(whole["augment"], dict):
         whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
