@@ -11,9 +11,7 @@ def test_quickstart_writes_everything_below_its_folder(tmp_path):
         model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=500, img_size=12,
         augment=Augmentation(),
     )  # fmt: skip
-    steps = []
-    done = quickstart(tmp_path / "quick", "cpu", lambda trainer: steps.append(trainer.steps_done), recipe=tiny)
-    assert steps == [*range(1, 11), 0]
+    done = quickstart(tmp_path / "quick", "cpu", recipe=tiny)
     assert done.weights.is_file()
     html = done.page.read_text()
     assert f"{done.evaluation.accuracy:.1f} %" in html

@@ -27,21 +27,16 @@ class Quickstart:
 
 
 def quickstart(
-    out: Path,
-    device: str | None = None,
-    recipe: Recipe | None = None,
-    stop: threading.Event | None = None,
+    out: Path, device: str | None = None, recipe: Recipe | None = None, stop: threading.Event | None = None
 ) -> Quickstart:
     """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
     # a ledger of its own: trials do not belong into results/
-    result = train(
-        recipe or load_recipe("quickstart"), device=device, out=out, results=out / "results", stop=stop, overwrite=True,
-    )  # fmt: skip
+    recipe = recipe or load_recipe("quickstart")
+    result = train(recipe, device=device, out=out, results=out / "results", stop=stop, overwrite=True)
     found = evaluate(result.model, load_dataset(result.recipe.data, "test", result.recipe.img_size))
-    weights = result.weights
     page = out / "index.html"
-    write_atomically(page, render_page(describe(result, found, weights)))
-    return Quickstart(page.resolve(), weights, found)
+    write_atomically(page, render_page(describe(result, found)))
+    return Quickstart(page.resolve(), result.weights, found)
 
 
 def shipped(out: Path, device: str | None = None) -> Quickstart:
@@ -77,7 +72,7 @@ def describe_shipped(card: Card, found: Evaluation) -> Page:
     )
 
 
-def describe(result: Result, found: Evaluation, weights: Path) -> Page:
+def describe(result: Result, found: Evaluation) -> Page:
     recipe, run = result.recipe, result.run
     known = facts(recipe.data)
     seconds, software = run.seconds.train, run.software
@@ -96,7 +91,7 @@ def describe(result: Result, found: Evaluation, weights: Path) -> Page:
         losses=[row.loss for row in result.history],
         accuracies=[row.accuracy for row in result.history],
         commands=[
-            ("Classify a picture of your own:", f"mspcaps predict {weights} PICTURE.png"),
+            ("Classify a picture of your own:", f"mspcaps predict {result.weights} PICTURE.png"),
             ("See all models and what they cost:", "mspcaps models"),
             (
                 "Train on your own pictures, one folder per class:",

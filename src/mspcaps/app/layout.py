@@ -21,19 +21,19 @@ TITLE = "mspcaps: parts and wholes"
 COLOURS = {"white": "#ffffff", "red": "#d63a2f", "yellow": "#f0c33c", "green": "#3f9b4f", "blue": "#3a78c9"}
 # Gradio reads these from the environment only. The last two concern a monitor that we switch off: without them every
 # answer would still count all answers before it.
-PRIVATE = {
+GRADIO_ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GRADIO_ANALYTICS_MAX_EVENTS": "1",
     "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
 }
 # Gradio asks with what the components hold; the picture is held by our own script.
-ASK = "(picture, ...rest) => { window.mspcaps.pending(true); return [window.mspcaps.picture, ...rest]; }"
+ASK_JS = "(picture, ...rest) => { window.mspcaps.pending(true); return [window.mspcaps.picture, ...rest]; }"
 
 
 def import_gradio() -> Any:
     """Gradio, told to keep to itself."""
-    os.environ.update(PRIVATE)
+    os.environ.update(GRADIO_ENVIRONMENT)
     try:
         import gradio
     except ImportError as error:
@@ -71,7 +71,7 @@ def layout(gr: Any, store: ModelStore, workers: int) -> "gr.Blocks":
             predict_fn(store),
             [picture, model, rotation, noise, attack],
             [result, tree],
-            js=ASK,
+            js=ASK_JS,
             preprocess=False,  # values are judged by our own checks, which answer in sentences
             trigger_mode="always_last",  # a slider on the move skips what is out of date
             concurrency_limit=workers,

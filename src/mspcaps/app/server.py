@@ -42,7 +42,7 @@ MAX_SECONDS = 30  # for the bytes of one request to arrive
 MAX_REQUEST_BYTES = 1 << 20
 MAX_DISCARDED_BYTES = 64 << 20
 UPLOAD_PATH = "/picture"
-OPEN = (
+OPEN_PATHS = (
     *("/assets/", "/static/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", UPLOAD_PATH),
     *("/gradio_api/queue/", "/gradio_api/call/", "/gradio_api/info", "/gradio_api/heartbeat/", "/gradio_api/reset"),
     *("/gradio_api/startup-events", "/gradio_api/app_id", "/gradio_api/cancel", "/gradio_api/theme.css"),
@@ -121,7 +121,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             return  # the page uses none
-        if scope["type"] == "http" and scope["path"] != "/" and not scope["path"].startswith(OPEN):
+        if scope["type"] == "http" and scope["path"] != "/" and not scope["path"].startswith(OPEN_PATHS):
             await refusal(404, "the app serves nothing at this address")(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
             async with self.readers:  # until it is answered: bodies that wait take memory, too

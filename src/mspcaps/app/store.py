@@ -36,8 +36,8 @@ class ModelStore:
         self._samples: dict[str, list[Sample]] = {}
         self._shipped: dict[str, str] = {}
         for path in weights:
-            model = self._checked(load_model(path), str(path))
-            self._models[self._free(f"{title_of(model)} · {file_title(path, weights)}")] = model
+            model = self._prepare(load_model(path), str(path))
+            self._models[self._free_title(f"{title_of(model)} · {file_title(path, weights)}")] = model
         cards = [read_card(name) for name in list_pretrained()]
         for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # large ones take seconds
             self._shipped[f"{card.model} · {set_title(card.dataset)}"] = card.name
@@ -57,7 +57,7 @@ class ModelStore:
             if not isinstance(name, str) or name not in self.names:
                 raise MspcapsError(f"there is no model {repr(name)[:80]}; the models are {', '.join(self.names)}")
             if name not in self._models:
-                self._models[name] = self._checked(load_model(self._shipped[name]), name)
+                self._models[name] = self._prepare(load_model(self._shipped[name]), name)
             return self._models[name]
 
     def samples(self, name: str) -> list[Sample]:
@@ -73,13 +73,13 @@ class ModelStore:
         samples = self.samples(name) if isinstance(name, str) else []
         return next((sample.title for sample in samples if sample.picture == picture), None)
 
-    def _checked(self, model: Model, name: str) -> Model:
+    def _prepare(self, model: Model, name: str) -> Model:
         config = config_of(model)
         if config["in_chans"] not in (1, 3):
             raise MspcapsError(f"{name} takes images with {config['in_chans']} channels, but pictures have 1 or 3")
         return model.to(self.device).eval()
 
-    def _free(self, title: str) -> str:
+    def _free_title(self, title: str) -> str:
         """A number tells the same file from itself when it is named twice."""
         names = (title if number == 1 else f"{title} ({number})" for number in count(1))
         return next(name for name in names if name not in self._models)

@@ -1,6 +1,5 @@
 """What a page and the app show of one picture: everything drawn, for the templates to arrange."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -87,13 +86,14 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
 
     capsules = hasattr(found.model, "forward_capsules")
     listed = [*ranking[:MAX_BARS], *(number for number in labels if number not in ranking[:MAX_BARS])]
+    kinds = {**dict.fromkeys(labels, "other"), ranking[0]: "true"}
     return View(
         unit="probability" if found.model.scores == "logits" else "length" if capsules else "score",
         definitions=definitions(found.images[image].detach().cpu()),
         answer=Bar(found.classes[ranking[0]], presence[ranking[0]]),
         runner_up=Bar(found.classes[ranking[1]], presence[ranking[1]]),
         sides=tuple(side(number) for number in labels),
-        bars=make_bars(found.classes, presence, listed, {**dict.fromkeys(labels, "other"), ranking[0]: "true"}),
+        bars=[Bar(found.classes[number], presence[number], kinds.get(number, "")) for number in listed],
         left_out=len(ranking) - len(listed),
         cells={kind_of(i, len(scales)): scales[i].cell for i in reversed(range(len(scales)))},
         finest=scales[0].cell,
@@ -101,12 +101,6 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
         voters=len(state.couplings) if state else 0,
         equal_coupling=1 / state.couplings.shape[state.axis] if state else 0.0,
     )
-
-
-def make_bars(
-    classes: Sequence[str], values: Sequence[float], listed: Sequence[int], kinds: dict[int, str]
-) -> list[Bar]:
-    return [Bar(classes[number], values[number], kinds.get(number, "")) for number in listed]
 
 
 def render_page(
