@@ -140,7 +140,7 @@ class Report:
         found = {}
         for model in dict.fromkeys(model for claim in CLAIMS for pair in claim.pairs for model in pair):
             name = f"paper/cifar10/{model}"
-            if group := self.group_of(name if name in list_recipes() else f"controls/{model}"):
+            if group := self.group_of(name if name in list_recipes() else f"controls/cifar10/{model}"):
                 found[model] = group
         return found
 

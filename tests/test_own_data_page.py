@@ -67,7 +67,7 @@ def test_commands_run_as_written(place: Path, capsys: pytest.CaptureFixture[str]
 def check_training(place: Path, said: str) -> None:
     (promised,) = re.findall(r"^    (starts from .*)$", PAGE, flags=re.MULTILINE)
     assert said.splitlines()[0] == promised
-    entry = json.loads((place / "results/pictures/mspcaps_t/mine-seed0.json").read_text())
+    entry = json.loads((place / "results/runs/pictures/mspcaps_t/mine-seed0.json").read_text())
     assert (entry["recipe"]["balance"], entry["recipe"]["init"]) == (True, "mspcaps_t.cifar10")
     assert entry["initial"]["transfer"] == promised
 
@@ -80,10 +80,10 @@ def test_python_trains_the_same_as_the_command(
     no_gpu: Callable[[], bool] = lambda: False  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_available", no_gpu)
     exec(shortened(code), names)
-    by_hand = json.loads((place / "results/pictures/mspcaps_t/mine-seed0.json").read_text())
+    by_hand = json.loads((place / "results/runs/pictures/mspcaps_t/mine-seed0.json").read_text())
     (line,) = [line for line in "".join(blocks("sh")).splitlines() if " train " in line]
     assert main([*shlex.split(shortened(line))[1:], "--device", "cpu"]) == 0
-    by_command = json.loads((place / "results/pictures/mspcaps_t/mine-seed0.json").read_text())
+    by_command = json.loads((place / "results/runs/pictures/mspcaps_t/mine-seed0.json").read_text())
     assert by_hand["recipe"] == by_command["recipe"]
     assert by_hand["curve"] == by_command["curve"]
 

@@ -124,6 +124,6 @@ def test_create_model_from_weights(tmp_path):
     for other in ({"num_classes": 4}, {"img_size": (16, 16)}, {"in_chans": 3}):
         begun = mspcaps.create_model("mspcaps_t", pretrained=path, **other)
         assert {key: begun.config[key] for key in other} == other
-        assert torch.equal(begun.blocks[0].rest[0].conv.weight, model.blocks[0].rest[0].conv.weight)
+        assert torch.equal(begun.backbone.blocks[0].rest[0].conv.weight, model.backbone.blocks[0].rest[0].conv.weight)
     with pytest.raises(MspcapsError, match="holds weights of mspcaps_t, not of mspcaps_l"):
         mspcaps.create_model("mspcaps_l", pretrained=path)

@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from mspcaps.data import CATALOG, ImageSet, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
 from mspcaps.models import Model, load_model, save_weights
-from mspcaps.models.shipped import SUFFIX, Card, halved, probe, weights_folder
+from mspcaps.models.shipped import SUFFIX, Card, weights_folder
 from mspcaps.training.ledger import device_name, read_run
 from mspcaps.training.recipe import stored_recipe
 
+PROBE_PER_CLASS = 10  # few enough that every test run can ask the largest model about them
 MAY_COST = 0.05  # points of accuracy that half precision may cost
 SAME_RUN = 0.2  # points by which fp32 may differ from the ledger, which has the accuracy in the training precision
 
@@ -130,3 +132,24 @@ def describe(
         provenance=entry["provenance"],
         licence=f"The weights: MIT, like mspcaps. {known.title}, which they were trained on: {known.licence}",
     )
+
+
+def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor]:
+    """Parameters in half precision; BatchNorm's statistics, the normalisation and what overflows stay in fp32."""
+    small = {}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            small[name] = tensor
+            continue
+        half = tensor.half()
+        small[name] = half if name in parameters and torch.isfinite(half).all() else tensor.float()
+    return small
+
+
+def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
+    """The first images of each class, in the order of the set: a quick look whether weights do what their card says.
+
+    The embedded sample of FashionMNIST begins with the same images as the whole set, so it can stand in for it.
+    """
+    first = [(data.labels == label).nonzero().flatten()[:per_class] for label in range(len(data.classes))]
+    return data.subset(torch.cat(first).sort().values)

@@ -1,5 +1,5 @@
-"""Files: written so that a reader never sees half of one; folders held by one process; checksums, sizes in words,
-generated blocks of text."""
+"""Files: written so that a reader never sees half of one; folders locked by one process; checksums, sizes, generated
+blocks of text."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from mspcaps.errors import MspcapsError
 
 ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
 
-UMASK = os.umask(0)  # can only be read by setting it, for all threads: so once
+UMASK = os.umask(0)  # reading it means setting it, for all threads: so this is done once
 os.umask(UMASK)
 
 
@@ -50,12 +50,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
 
 
 def write_json(path: Path, content: object) -> None:
-    """As results/ and what comes with the package have it."""
+    """Write JSON in the layout of results/ and of the files in the package."""
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def check_writable(folder: Path, refusal: str = "cannot write to") -> None:
-    """Makes the folder; refuses now what would be refused after the work."""
+    """Make the folder, and refuse now what would fail after the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -65,7 +65,7 @@ def check_writable(folder: Path, refusal: str = "cannot write to") -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Some libraries say of a file that may not be read that it is not there, or that it is damaged."""
+    """Refuse a file that may not be read: some libraries report such a file as missing or damaged."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -73,16 +73,16 @@ def check_readable(path: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """In the system's words; that a folder could not be made where a file is means that the file is no folder."""
+    """The system's message; where a file stands in the place of a folder, that it is not a directory."""
     return os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or str(error)
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
-    """No other process holds the folder meanwhile; it is free again when this one ends, however that happens."""
+    """Lock the folder against other processes; the lock goes when this process ends, however that happens."""
     try:
         import fcntl
-    except ImportError:  # Windows, where nothing keeps two processes apart
+    except ImportError:  # Windows: no lock
         yield
         return
     try:
@@ -105,7 +105,7 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
 
 
 def to_utf8(name: str) -> str:
-    """The name of a file as UTF-8 text: the system allows names that are none."""
+    """The name of a file as valid UTF-8, which file systems do not insist on."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -119,7 +119,7 @@ def sha256_of(path: Path) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for people."""
+    """12 B, 1.5 kB, 692 kB, 21.9 MB"""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB"):
         if value >= 1000:
@@ -128,7 +128,7 @@ def format_bytes(count: int) -> str:
 
 
 def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
-    """What stands before and after the two marks of a text; between them, marks included, a generated block goes."""
+    """The text before and after the two markers; a generated block replaces the markers and what is between them."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise MspcapsError(
             f"{where} must hold {begin} and, after it, {end}, each once: what lies between them is replaced"

@@ -42,13 +42,15 @@ class Task:
 class Progress:
     """One bar for everything: training, sweeps, downloads, evaluation. `unit` is what is counted: images, bytes.
 
-    A new task takes the place of the one before, unless several are `parallel`. Lines go to `file`, by default stderr.
+    A new task takes the place of the one before, unless several are `parallel`. Lines go to `file`, by default stderr;
+    a task that is done before the first line is due gets one only with `last_line`.
     """
 
     def __init__(
-        self, unit: str = "", every: float = LINE_EVERY, file: TextIO | None = None, parallel: bool = False
-    ) -> None:
-        self.unit, self.every, self.file, self.parallel = unit, every, file, parallel
+        self, unit: str = "", every: float = LINE_EVERY, file: TextIO | None = None, parallel: bool = False,
+        last_line: bool = True,
+    ) -> None:  # fmt: skip
+        self.unit, self.every, self.file, self.parallel, self.last_line = unit, every, file, parallel, last_line
         self.tasks: dict[str, Task] = {}
         self.bars: RichProgress | None = None
 
@@ -75,6 +77,7 @@ class Progress:
     def update(self, task: str, done: float, total: float | None, detail: str = "", label: str = "") -> None:
         """`done` of `total`, in units. `detail` stands at the end; `label` is shown in the place of the task's name."""
         new, ended = task not in self.tasks, total is not None and done >= total
+        ended = ended and (self.last_line or self.bars is not None)
         if not (ended or self.due(task)):
             return
         if new and not self.parallel:

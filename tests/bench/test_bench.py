@@ -34,10 +34,10 @@ def test_the_reference_computes_what_ours_computes():
     data, none = SMALL.data(), Augmentation()
     for name in ("mspcaps_t", "mspcaps_t_unshared", "resnet20"):
         run = EngineRun(SMALL.model(name), data, SMALL)
-        run.plan.augment = none
-        ours = batch_loss(run.step.model, run.plan)
+        run.loader.augment = none
+        ours = batch_loss(run.step.model, run.loader)
         reference = EagerReference(SMALL.model(name), data, 8, none, CPU, workers=0)
-        pictures, order = AugmentedPictures(data, none), run.plan.order[0].tolist()
+        pictures, order = AugmentedPictures(data, none), run.loader.order[0].tolist()
         x, y = torch.stack([pictures[i][0] for i in order]), torch.stack([pictures[i][1] for i in order])
         theirs = reference.loss(reference.model(x), y)
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
@@ -90,7 +90,7 @@ def test_crop_against_a_loop():
 def test_our_run_goes_on_into_the_next_epoch():
     run = EngineRun(SMALL.model("mspcaps_t"), SMALL.data(), SMALL)
     assert run.run(4) == 4
-    assert (run.epoch, run.done, int(run.plan.position)) == (1, 1, 1)
+    assert (run.epoch, run.done, int(run.loader.position)) == (1, 1, 1)
     assert torch.isfinite(run.step.loss_sum)
     assert run.step.optimizer.lr > 0
 

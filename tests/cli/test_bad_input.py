@@ -395,10 +395,9 @@ def calibration_data_that_has_moved(here, patch):
     return ["export", trained(here / "model.safetensors"), "model.onnx", "--int8"]
 
 
-@case(r"nowhere\.md: No such file")
-def missing_readme(here, patch):
-    (here / "results").mkdir()
-    return ["report", "--readme", "nowhere.md"]
+@case(r"nowhere")
+def missing_results(here, patch):
+    return ["report", "--results", "nowhere"]
 
 
 def forbid(forbidden: Path, patch: pytest.MonkeyPatch) -> None:
@@ -500,7 +499,7 @@ def test_arguments_that_do_not_parse(line, columns, say, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     spoken = say(*line.split())
     assert (spoken.status, spoken.out) == (2, "")
-    assert re.fullmatch(rf"error: .*{UNPARSED[line]}.*\n", spoken.err), spoken.err
+    assert re.fullmatch(rf"error: .*{UNPARSED[line]}.*\n", spoken.err) and "---" not in spoken.err, spoken.err
 
 
 def test_a_broken_picture_spoils_no_other(say, place):

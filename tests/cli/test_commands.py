@@ -15,7 +15,7 @@ from cli_makers import TINY, draw, trained
 
 import mspcaps
 from mspcaps.cli import COMMANDS
-from mspcaps.cli.progress import counting
+from mspcaps.cli.common import show_progress
 from mspcaps.cli.training import changes_type, choose_recipe, parse_duration, parse_option
 from mspcaps.data import Augmentation
 from mspcaps.files import format_bytes
@@ -51,7 +51,7 @@ def test_options_of_the_family_on_the_command_line(place):
     (place / "own.toml").write_text("[options]\niterations = 3\npatch = 2\n")
     recipe = choose_recipe("own.toml", {"options": {"patch": 4}})
     assert recipe.options == {"iterations": 3, "patch": 4} and recipe.name == "own+patch=4"
-    with pytest.raises(mspcaps.errors.MspcapsError, match="--options takes NAME=VALUE, not 'patch'"):
+    with pytest.raises(mspcaps.errors.MspcapsError, match="'patch'"):
         parse_option("patch")
 
 
@@ -77,7 +77,7 @@ def test_from_a_folder_of_pictures_to_answers(say, place):
     entry = json.loads((place / "results" / "runs" / f"{run}.json").read_text())
     assert entry["recipe"]["augment"] == {"crop": 1, "flip": False, "rotate": 0.0}
     assert "epoch 1/1  100 %" in spoken.out
-    assert re.search(r"test accuracy \d+\.\d\d % after the last epoch", spoken.out)
+    assert f"{entry['accuracy']['last']:.2f} %" in spoken.out
     assert list((place / "logs" / run).glob("events*"))
 
     spoken = say("eval", weights)
@@ -100,9 +100,9 @@ def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     (weights,) = place.rglob("last.safetensors")
     written = weights.stat().st_mtime_ns
     again = say("train", "--data", "pictures", *TINY)
-    assert again.status == 0 and again.out.startswith("already done: ") and str(weights.name) in again.out
+    assert again.status == 0 and str(weights.relative_to(place)) in again.out
     assert weights.stat().st_mtime_ns == written
-    assert "pictures: 10 training and 2 test images of 2 classes, 1 x 32 x 32; mspcaps_t_scale16, " in first.out
+    assert all(fact in first.out for fact in ("10 training", "2 test", "2 classes", "1 x 32 x 32", "mspcaps_t_scale16"))
     assert say("train", "--data", "pictures", *TINY, "--overwrite").status == 0
     assert weights.stat().st_mtime_ns > written
 
@@ -117,11 +117,12 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
     spoken = say("train", "--data", "pictures", *TINY, "--out", "elsewhere")
     assert spoken.status == 0 and entry.read_bytes() == before
     last = json.loads(before)["accuracy"]["last"]
-    told = f"the ledger already has this run, with {last:.2f} % after the last epoch: this one goes to results/repeats"
-    assert told in spoken.out
+    assert f"{last:.2f} %" in spoken.out and "results/repeats" in spoken.out
     (repeated,) = place.glob("results/repeats/*/*/*.json")
     assert repeated.relative_to(place / "results/repeats") == entry.relative_to(place / "results/runs")
-    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere").out.startswith("already done: ")
+    made = repeated.stat().st_mtime_ns
+    assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere").status == 0
+    assert repeated.stat().st_mtime_ns == made
     assert say("train", "--data", "pictures", *TINY, "--out", "elsewhere", "--overwrite").status == 0
     assert entry.read_bytes() != before
 
@@ -129,7 +130,6 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
 def test_own_pictures_get_a_batch_that_fits(say, place):
     draw(place / "pictures", count=40)
     spoken = say("train", "--data", "pictures", "--model", "mspcaps_t_scale16", "--epochs", 1, "--device", "cpu")
-    assert "64 training and 16 test images" in spoken.out and "; 1 epochs in batches of 8 on " in spoken.out
     assert "custom+batch_size=8+epochs=1-seed0" in spoken.out
 
 
@@ -143,10 +143,8 @@ def test_one_change_of_the_augmentation_leaves_the_rest(say, place):
         assert entry["recipe"]["augment"] == {"crop": expected, "flip": True, "rotate": 0.0}
 
 
-def test_slips_of_the_pen(say):
-    assert "there is no command 'trian': did you mean 'train'?" in say("trian").err
-    assert "there is no command 'gte': did you mean 'get'?" in say("data", "gte", "mnist").err
-    assert "mspcaps_t.cifar10, mspcaps_t.fashionmnist" in say("eval", "mspcaps_t").err
+def test_the_name_of_a_model_gets_those_of_its_weights(say):
+    assert "mspcaps_t.cifar10" in say("eval", "mspcaps_t").err
 
 
 def test_version(say):
@@ -157,23 +155,22 @@ def test_eval_says_which_pictures_it_took(say, place):
     weights = trained(place / "w.safetensors")
     draw(place / "pictures")
     spoken = say("eval", weights, "--data", "pictures")
-    assert (
-        f"{place / 'pictures'}, test: 2 images\nthis is the fifth of each class that training holds out; " in spoken.out
-    )
-    assert re.search(r"calibration error [\d.]+ % at a mean confidence of [\d.]+ %", spoken.out)
-    assert "fifth of each class" not in say("eval", weights, "--data", "pictures", "--split", "all").out
+    assert f"{place / 'pictures'}, test: 2 images" in spoken.out and "--split all" in spoken.out
+    assert "--split all" not in say("eval", weights, "--data", "pictures", "--split", "all").out
     assert f"{place / 'pictures'}, test: 2 images" in say("eval", weights).out
     (place / "pictures").rename(place / "elsewhere")
-    assert "the weights were trained on pictures, which is not here" in say("eval", weights).err
+    assert "pictures" in say("eval", weights).err
 
 
-def test_long_counting_without_a_terminal_tells_now_and_then(capsys, monkeypatch):
-    moments = iter([0.0, 1.0, 6.0, 6.0, 7.0])
-    monkeypatch.setattr("mspcaps.cli.progress.time.monotonic", lambda: next(moments))
-    with counting() as progress:
-        for done in (1, 2, 3):
-            progress("evaluating", done, 3)
-    assert capsys.readouterr().err == "evaluating: 2 of 3\n"
+def test_long_work_without_a_terminal_gets_a_line_now_and_then(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("mspcaps.progress.time.monotonic", lambda: now[0])
+    with show_progress() as progress:
+        for now[0], done in ((0.0, 1), (1.0, 2), (6.0, 3), (7.0, 4)):
+            progress.update("evaluating", done, 4)
+        progress.update("short work", 4, 4)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "evaluating" in line and "75 %" in line
 
 
 def test_sweep(say, place):
@@ -192,7 +189,7 @@ def test_a_sweep_with_a_failure_says_so(say, place):
     (place / "sweep.toml").write_text('[[runs]]\nrecipe = "own.toml"\n')
     spoken = say("sweep", "sweep.toml", "--device", "cpu")
     assert spoken.status == 1
-    assert "nowhere.npz does not exist" in spoken.out
+    assert "nowhere.npz" in spoken.out
 
 
 def test_lists(say):
@@ -200,19 +197,19 @@ def test_lists(say):
     assert re.search(r"mspcaps_t +343,744 ", spoken.out)
     spoken = say("models", "mspcaps_t_scale*", "--img-size", 12)
     assert "mspcaps_t_scale16" in spoken.out
-    assert "mspcaps_t_scale8: an image of 12 x 12" in spoken.out
+    assert re.search("mspcaps_t_scale8: .*12 x 12", spoken.out)
     assert say("train", "--list").out.split() == list_recipes()
     spoken = say("data", "list")
     assert "`mspcaps data get cifar10`" in spoken.out
     assert re.search(r"fashionmnist_sample +10 +1 x 28 x 28 +5,000 \+ 1,000 +\d", spoken.out)
-    assert "fashionmnist_sample: sha256 verified" in say("data", "verify").out
-    assert "part of mspcaps" in say("data", "get", "fashionmnist_sample").out
+    assert "fashionmnist_sample" in say("data", "verify").out
+    assert say("data", "get", "fashionmnist_sample").status == 0
 
 
 def test_weights_that_do_not_fit_the_data(say, place):
     spoken = say("eval", trained(place / "model.safetensors"), "--data", "fashionmnist_sample")
     assert spoken.status == 2
-    assert "that the model does not know" in spoken.err
+    assert "t-shirt" in spoken.err
 
 
 def test_ctrl_c_tells_how_to_resume(place):
@@ -227,10 +224,7 @@ def test_ctrl_c_tells_how_to_resume(place):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     (checkpoint,) = (place / "runs").rglob("checkpoint.safetensors")
-    assert err.splitlines() == [
-        "stopping after this step; Ctrl-C again stops at once",
-        f"stopped; the same command continues from the checkpoint in {checkpoint.parent.relative_to(place)}",
-    ]
+    assert len(err.splitlines()) == 2 and str(checkpoint.parent.relative_to(place)) in err
 
 
 def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
@@ -246,16 +240,13 @@ def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
         assert len(list(place.rglob("checkpoint.safetensors"))) == kept
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
-        assert process.stdout.readline() == "1 runs to do, 0 already in the ledger\n"
+        assert "1 runs" in process.stdout.readline()
         while process.poll() is None and not (place / "runs").is_dir():  # made right before the first step
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert err.splitlines() == [
-            "stopping after this step; Ctrl-C again stops at once",
-            "stopped; the same command continues from the checkpoints in runs",
-        ]
+        assert len(err.splitlines()) == 2 and err.endswith(" runs\n")
     assert len(list(place.rglob("checkpoint.safetensors"))) == 1
 
 

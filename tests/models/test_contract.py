@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models import (
     Model,
+    Task,
     create_model,
     list_models,
     list_pretrained,
@@ -19,6 +20,7 @@ from mspcaps.models import (
     param_groups,
     save_weights,
 )
+from mspcaps.models.mspcaps import TINY, MSPCaps
 
 NAMES = list_models()
 SMALL = [name for name in NAMES if not name.startswith("mspcaps_l")]
@@ -115,6 +117,28 @@ def test_a_new_classifier_and_nothing_else(name: str, tmp_path: Path) -> None:
         with pytest.raises(MspcapsError, match=str(wrong)):
             model.reset_classifier(wrong)  # type: ignore[arg-type]
     assert model.num_classes == 7
+
+
+def test_everything_new_comes_in_the_precision_and_mode_of_the_old() -> None:
+    """A decoder depends on the classes too."""
+
+    class Decoding(MSPCaps):
+        def __init__(self, task: Task) -> None:
+            super().__init__(task, TINY)
+            self.decoder = nn.Sequential(nn.Linear(32 * task.num_classes, 5), nn.ReLU())
+
+        def new_classifier(self, num_classes: int) -> None:
+            super().new_classifier(num_classes)
+            self.decoder = nn.Sequential(nn.Linear(32 * num_classes, 5), nn.ReLU())
+
+    model = Decoding(Task(4, 2, (SIZE, SIZE), (0.5, 0.5), (0.5, 0.5))).double()
+    model.get_submodule("backbone.blocks.0.first.bn").eval()  # frozen
+    kept = model.backbone
+    model.reset_classifier(6)
+    assert {p.dtype for p in model.parameters()} == {torch.float64} and model.backbone is kept
+    assert [name for name, m in model.named_modules() if not m.training] == ["backbone.blocks.0.first.bn"]
+    model.eval().reset_classifier(3)
+    assert not any(m.training for m in model.modules()) and model.decoder[0].in_features == 96
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "resnet18"])

@@ -17,9 +17,10 @@ from mspcaps.evaluation import evaluate
 from mspcaps.files import sha256_of
 from mspcaps.models import load_model, save_weights
 from mspcaps.models import shipped as weights
-from mspcaps.models.shipped import Card, halved, probe
+from mspcaps.models.shipped import Card
 from mspcaps.training.ledger import read_run
 from mspcaps.training.recipe import stored_recipe
+from tools.ship import halved, probe
 
 ROOT = Path(__file__).parents[2]
 NAMES = weights.list_pretrained() or [pytest.param("", marks=pytest.mark.skip(reason="no weights are shipped"))]
@@ -53,6 +54,29 @@ def test_the_weights_answer_as_their_card_says(name):
     images = probe(mspcaps.load_dataset(data, "test", tuple(model.config["img_size"])))
     answers = evaluate(model, images).predictions.tolist()
     assert sum(a != b for a, b in zip(answers, card.probe, strict=True)) <= 1
+
+
+SCORES = {  # of one patterned image in float64, by the code that these weights were first shipped with
+    "mspcaps_l.cifar10": [0.8037237, 0.1854146, 0.1202588, 0.1312229, 0.1614171, 0.1531744, 0.2119194, 0.0929872,
+                          0.0960026, 0.0663229],
+    "mspcaps_t.cifar10": [0.1998015, 0.9043273, 0.1979388, 0.4047913, 0.3869404, 0.2983128, 0.1811402, 0.4506368,
+                          0.285819, 0.2867743],
+    "mspcaps_t.fashionmnist": [0.0822213, 0.8816048, 0.0883965, 0.1603321, 0.0805882, 0.096553, 0.204325, 0.268313,
+                               0.1701242, 0.1327738],
+    "mspcaps_t.mnist": [0.1394575, 0.2485469, 0.190073, 0.1924778, 0.180435, 0.152541, 0.1673081, 0.2533232, 0.292009,
+                        0.2599784],
+    "mspcaps_t.svhn": [0.3980653, 0.2642712, 0.1615849, 0.0893586, 0.3505023, 0.0404142, 0.7792891, 0.2914016,
+                       0.1541773, 0.164006],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name in weights.list_pretrained()])
+def test_outputs_have_not_moved_since_the_weights_were_shipped(name):
+    model = load_model(name).double()
+    chans = model.in_chans
+    x = (torch.arange(chans * 1024, dtype=torch.float64) * 7919 % 256 / 255).view(1, chans, 32, 32)
+    with torch.no_grad():
+        assert model(x)[0].tolist() == pytest.approx(SCORES[name], abs=1e-6)
 
 
 @pytest.mark.timeout(3600)
@@ -101,6 +125,8 @@ def test_by_name(shipped, capsys):
     assert torch.equal(mspcaps.load_model(name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained="mnist")(x), expected)
     assert torch.equal(mspcaps.create_model(name)(x), expected)
+    assert torch.equal(mspcaps.create_model(name, pretrained=True)(x), expected)
+    assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=True)(x), expected), "the only ones"
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=name)(x), expected)
     assert torch.equal(mspcaps.create_model("mspcaps_t_scale16", pretrained=str(shipped))(x), expected)
     begun = mspcaps.create_model("mspcaps_t_scale16", num_classes=10, pretrained="mnist")

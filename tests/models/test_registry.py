@@ -102,9 +102,10 @@ def test_an_unknown_name_suggests_the_nearest(wrong, right):
         create_model(wrong)
 
 
-def test_a_name_like_no_other_points_to_the_list():
-    with pytest.raises(MspcapsError, match="mspcaps models"):
-        create_model("quite something else")
+@pytest.mark.parametrize("name", ["quite something else", "", 5, None])
+def test_what_is_no_name_at_all_is_refused(name):
+    with pytest.raises(MspcapsError, match=repr(name)):
+        create_model(name)
 
 
 @pytest.mark.parametrize(

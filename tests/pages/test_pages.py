@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mspcaps.pages import PREFIX, Bar, image_url, macro, render, skeleton, stylesheet
+from mspcaps.pages import PREFIX, Bar, image_url, macro, render
 from mspcaps.pages.charts import confusion_chart, log_ticks, nice_ticks
+from tests.pages.html_checks import assert_self_contained
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -20,13 +21,10 @@ def test_a_picture_inside_a_page_keeps_every_pixel(channels):
     assert np.array_equal(np.asarray(stored), wanted)
 
 
-def test_the_frame_holds_what_it_is_given(tmp_path):
-    (tmp_path / "own.css").write_text(".mine { color: red; }\n")
-    css = stylesheet(tmp_path / "own.css")
-    assert css.startswith(":root {") and css.endswith(".mine { color: red; }\n")
-    html = skeleton("a < b", css, "<p>text</p>", '<meta name="x" content="y">')
-    assert "<title>a &lt; b</title>" in html and "<main><p>text</p></main>" in html and css in html
-    assert html.index('charset="utf-8"') < html.index('name="x"') < 200
+def test_the_frame_holds_style_and_title():
+    html = render("base.html", title="a < b")
+    assert "<title>a &lt; b</title>" in html and ":root {" in html
+    assert_self_contained(html)
 
 
 def test_templates_escape_what_they_are_given():

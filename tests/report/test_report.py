@@ -13,8 +13,9 @@ from mspcaps.cli import main
 from mspcaps.errors import MspcapsError
 from mspcaps.report import write_report
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart, tick_words
-from mspcaps.report.runs import Spread, group_runs, read_groups
+from mspcaps.report.runs import Spread, group_runs, read_groups, settings
 from mspcaps.report.write import markdown, page
+from mspcaps.training import Recipe, train
 
 T = "paper/cifar10/mspcaps_t"
 
@@ -189,6 +190,20 @@ def test_entries_that_cannot_be_trusted_are_refused(changes, where, value, tmp_p
     enter(tmp_path, entry(T, [80.0, 88.0]) | changes, where)
     with pytest.raises(MspcapsError, match=value):
         read_groups(tmp_path)
+
+
+def test_what_the_trainer_writes_is_what_the_report_reads(tmp_path):
+    recipe = Recipe(
+        model="mspcaps_t_scale16", data="fashionmnist_sample", epochs=1, batch_size=500, img_size=12, warmup_epochs=0
+    )
+    for folder in ("first", "again"):
+        train(recipe, device="cpu", out=tmp_path / folder, results=tmp_path / "results", progress=False)
+    (group,) = read_groups(tmp_path / "results")
+    assert (len(group.runs), len(group.repeats), group.last.n) == (1, 1, 1)
+    assert settings(group.first.recipe) == settings(recipe.resolve().to_dict())
+    assert group.last.mean == pytest.approx((group.runs[0].accuracy.last + group.repeats[0].accuracy.last) / 2)
+    assert f"| {group.last} | {group.best} | 1 |" in markdown([group])
+    assert "nan" not in page([group]) and page([group]).count('class="level"') == 2, "entropy and top of its one block"
 
 
 def test_spread():

@@ -161,7 +161,7 @@ def test_a_single_run_is_taken_to_spread_like_the_others(ledger):
 
 
 def test_a_conclusion_can_fail(ledger):
-    for name in ("controls/mspcaps_t_linear", "paper/cifar10/mspcaps_t_unshared"):
+    for name in ("controls/cifar10/mspcaps_t_linear", "paper/cifar10/mspcaps_t_unshared"):
         enter_seeds(ledger, name, [91.1, 91.0, 90.9])  # 2.56 degrees of freedom, as above
     for pair in (compared(ledger, SHARING)[0], compared(ledger, WORTH)[3]):
         assert pair.reversed and not pair.holds
@@ -189,7 +189,7 @@ def test_a_verdict_names_its_correction(ledger):
     """Four comparisons can be judged. The third p-value, 0.033, is below 0.05 but not below half of it."""
     enter_seeds(ledger, "paper/cifar10/mspcaps_t_scale8", [87.1, 87.0, 86.9])  # t = 8.57, p = 0.0059
     enter_seeds(ledger, "paper/cifar10/mspcaps_t_unshared", [88.0, 87.7, 87.55])  # t = 3.22
-    enter_seeds(ledger, "controls/mspcaps_t_self", [88.4, 88.3, 88.2])
+    enter_seeds(ledger, "controls/cifar10/mspcaps_t_self", [88.4, 88.3, 88.2])
     scales, sharing, own = (compared(ledger, claim) for claim in (SCALES, SHARING, WORTH))
     assert 0.025 < sharing[0].difference.p_value < 0.05 and sharing[0].holds
     assert (scales[0].corrected, sharing[0].corrected, own[1].corrected) == (True, False, False)

@@ -54,7 +54,7 @@ def test_the_card_is_measured_from_the_very_file(run, tmp_path, monkeypatch):
     model = load_model(path)
     found = evaluate(model, data)
     assert card.accuracy == pytest.approx(found.accuracy)
-    assert card.probe == evaluate(model, weights.probe(data)).predictions.tolist()
+    assert card.probe == evaluate(model, ship.probe(data)).predictions.tolist()
     assert card.reference == pytest.approx(evaluate(load_model(source), data).accuracy)
     assert card.test_images == 1000
     assert path.stat().st_size < 0.7 * source.stat().st_size
@@ -114,7 +114,8 @@ def test_part_of_a_test_set_is_refused(run, tmp_path):
 
 def test_data_of_ones_own_is_refused(run, tmp_path):
     source, entry, data = run
-    own = tmp_path / "own.json"
+    own = tmp_path / "runs" / "pictures" / "mspcaps_t_scale16" / "tiny-seed0.json"
+    own.parent.mkdir(parents=True)
     own.write_text(json.dumps(json.loads(entry.read_text()) | {"dataset": "pictures"}))
     with pytest.raises(MspcapsError, match="is not in the catalog"):
         ship.ship(source, own, data, folder=tmp_path)

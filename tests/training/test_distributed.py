@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 
 from mspcaps.data import Augmentation
-from mspcaps.models.layers import BatchNorm
+from mspcaps.models import Model, Task, register_model, registry
+from mspcaps.models.layers import BatchNorm, Dropout
 from mspcaps.training import Recipe, Trainer
 from mspcaps.training.distributed import SyncBatchNorm, synchronize_batchnorm
 
@@ -22,12 +24,13 @@ SCRIPT = """
 import atexit, sys, threading, torch
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_distributed import RECIPE, first_step
+from test_distributed import RECIPE, first_step, scratch_step
 from mspcaps.training import Recipe, Trainer
 torch.set_num_threads(1)
 atexit.register(lambda: print("left open" if torch.distributed.is_initialized() else "closed"))  # the last to run
 data, out = sys.argv[1:]
 first_step(data, out)
+scratch_step(data, out)
 cpu, recipe, stop = torch.device("cpu"), Recipe(data=data, name="stopped", **RECIPE), threading.Event()
 def tell(trainer):  # one process hears of it a step before the other
     if trainer.world.rank == 1 and trainer.steps_done == 1 and trainer.epoch == 0:
@@ -61,6 +64,35 @@ def first_step(data: str, out: str) -> None:
     trainer.run()
 
 
+class Scratch(Model):
+    """PyTorch's own BatchNorm, and Dropout."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.conv, self.norm, self.drop = nn.Conv2d(task.in_chans, 8, 3, bias=False), nn.BatchNorm2d(8), Dropout(0.5)
+        self.head = nn.Linear(8, task.num_classes)
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(self.conv(x)).relu()).mean((2, 3))
+
+    def forward_head(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(features)
+
+
+def scratch_step(data: str, out: str) -> None:
+    """Keep gradients and statistics of one batch of another model."""
+
+    def scratch(task: Task) -> Model:
+        return Scratch(task)
+
+    register_model(scratch)
+    trainer = Trainer(Recipe(data=data, model="scratch", **RECIPE), torch.device("cpu"), out=Path(out))  # type: ignore[arg-type]
+    trainer.loader.begin(1, step=2)
+    _, (gradients,) = trainer.step.gradients()
+    if trainer.world.is_main:
+        torch.save((gradients.clone(), dict(trainer.model.named_buffers())), f"{out}/scratch.pt")
+
+
 def in_two_processes(data: Path, out: Path) -> str:
     """What they said; to start them takes longer than all their work."""
     out.mkdir()
@@ -84,8 +116,11 @@ def found_in(out: Path) -> tuple[torch.Tensor, dict, dict, dict]:
 
 
 @pytest.mark.timeout(240)
-def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(tiny_npz: Path, tmp_path: Path) -> None:
+def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
+    monkeypatch.setattr(registry, "_builders", dict(registry._builders))
     said = in_two_processes(tiny_npz, tmp_path / "two")
     assert said.count("closed") == 2 and "left open" not in said
     assert said.count("refused: the processes resume from different checkpoints: all of them must see the same ") == 2
@@ -93,6 +128,10 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(tiny_npz: Path
     assert said.count("; 2 epochs in batches of 32 on ") == 5, "and tells of each run"
     (tmp_path / "one").mkdir()
     first_step(str(tiny_npz), str(tmp_path / "one"))
+    scratch_step(str(tiny_npz), str(tmp_path / "one"))
+    alone, together = (torch.load(tmp_path / which / "scratch.pt", weights_only=True) for which in ("one", "two"))
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    assert alone[0].abs().max() > 1e-3 and alone[1]["norm.num_batches_tracked"] == 1
     one, statistics_one, entry_one, last_one = found_in(tmp_path / "one")
     both, statistics_two, entry_two, last_two = found_in(tmp_path / "two")
     assert (one - both).abs().max() < 1e-6

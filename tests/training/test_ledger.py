@@ -89,7 +89,7 @@ def test_a_finished_run_is_given_back_and_a_repeat_goes_elsewhere(tiny_npz: Path
     again = train(recipe, out=tmp_path / "a", log=said.append, **places)
     assert said[0].startswith("already done: ") and again.run == first.run == find_run(tmp_path / "r", recipe)
     assert [(row.epoch, row.lr) for row in again.history] == [(row.epoch, row.lr) for row in first.history]
-    assert again.history[0].loss == pytest.approx(first.history[0].loss, rel=1e-5)
+    assert again.recipe == first.recipe and again.history[0].loss == pytest.approx(first.history[0].loss, rel=1e-5)
     assert all(a.equal(b) for a, b in zip(again.model.parameters(), first.model.parameters(), strict=True))
     elsewhere = train(recipe, out=tmp_path / "b", log=said.append, **places)
     assert list_runs(tmp_path / "r") == [first.run] and list_runs(tmp_path / "r", REPEATS) == [elsewhere.run]

@@ -12,7 +12,7 @@ from mspcaps.app.store import ModelStore, trained_on
 from mspcaps.app.uploads import MAX_UPLOAD_BYTES, MAX_UPLOAD_PIXELS
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
-from mspcaps.pages import macro, render, stylesheet
+from mspcaps.pages import macro, render
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -126,7 +126,7 @@ def theme(gr: Any) -> Any:
 def head() -> str:
     """Style and script. The sheets of our pages hold inside .view only: their rules are for whole pages and would meet
     Gradio's own elements, too. The first begins with the colours and fonts of the design; those are for everybody."""
-    colours, _, rules = (stylesheet() + render("explanation.css")).partition("* {")
+    colours, _, rules = (render("design.css") + render("explanation.css")).partition("* {")
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("app.css", "app.js"))
     limits = f'const limits = {{"bytes": {MAX_UPLOAD_BYTES}}};\n'
     return f"<style>\n{colours}\n.view {{\n* {{{rules}}}\n{style}</style>\n<script>\n{limits}{script}</script>"

@@ -51,8 +51,8 @@ class Forward(Timed):
     def prepare(self, x: Tensor) -> None:
         """Take this batch from now on; compiles and captures."""
         layout = torch.contiguous_format if self.form == "eager" else torch.channels_last
-        self.given = x.to(self.device).contiguous(memory_format=layout)
-        self.x = self.given.clone()
+        self.batch = x.to(self.device).contiguous(memory_format=layout)
+        self.x = self.batch.clone()
         self.graph = None
         for _ in range(3):
             self()
@@ -70,7 +70,7 @@ class Forward(Timed):
     def __call__(self) -> Tensor:
         if self.graph is None:
             return self.forward()
-        self.x.copy_(self.given)
+        self.x.copy_(self.batch)
         self.graph.replay()
         return self.y
 
@@ -85,15 +85,15 @@ class OnnxForward(Timed):
 
     def __init__(self, file: Path | bytes) -> None:
         self.session = open_session(file, torch.get_num_threads())
-        self.given: dict[str, Any] = {}
+        self.batch: dict[str, Any] = {}
 
     def prepare(self, x: Tensor) -> None:
         """Take this batch from now on."""
-        self.given = {INPUT: x.numpy()}
+        self.batch = {INPUT: x.numpy()}
         self.run(3)
 
     def __call__(self) -> Tensor:
-        return torch.from_numpy(self.session.run(None, self.given)[0])
+        return torch.from_numpy(self.session.run(None, self.batch)[0])
 
     def run(self, steps: int) -> int:
         for _ in range(steps):
@@ -215,7 +215,7 @@ def summary(who: str, name: str, rows: dict[tuple[str, str], dict[str, Any]]) ->
     mine = [row for (other, _), row in rows.items() if other == who]
     fastest = min(mine, key=lambda row: row["latency_ms"]["median"])
     rates = [(point["images_per_second"]["median"], row, point) for row in mine for point in row["throughput"]]
-    rate, row, point = max(rates, key=lambda found: found[0])
+    rate, row, point = max(rates, key=lambda item: item[0])
     return {
         "model": name,
         "params": summarize(name).params,

@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from itertools import takewhile
+from itertools import dropwhile, takewhile
+from operator import not_
 from typing import Any
 
 import tyro
@@ -121,8 +122,8 @@ def parse(program: str, parser: Callable[..., Command]) -> Command:
             raise
     except AssertionError as error:  # about the shell that --tyro-print-completion is for
         box.write(f"\n{error}")
-    lines = [line.strip("│╭╰╮╯─ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box.getvalue()).splitlines()]
-    message = " ".join(takewhile(bool, lines[1:])).rstrip(".")
+    lines = [line.strip("│╭╰╮╯─ ") for line in re.sub(r"\x1b\[[0-9;]*m|-{5,}", "", box.getvalue()).splitlines()]
+    message = " ".join(takewhile(bool, dropwhile(not_, lines[1:]))).rstrip(".")  # below the title
     if "Perhaps you meant:" in lines:
         message += f", perhaps you meant {lines[lines.index('Perhaps you meant:') + 1]}"
     raise MspcapsError(f"{message}: see `{program} --help`")

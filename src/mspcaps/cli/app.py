@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from mspcaps.cli.options import Maybe
+from mspcaps.cli.common import Maybe
 
 
 def app(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.options import Maybe
-from mspcaps.cli.progress import counting, table
+from mspcaps.cli.common import Maybe, show_progress, table
 from mspcaps.cli.training import stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes
@@ -137,9 +136,9 @@ def evaluate(
     exported = is_onnx(weights, device)
     model = load_onnx(weights) if exported else load_model(weights)
     where = choose_device("cpu" if exported else device)
-    with counting() as progress:
-        images = load_for(model, data, split, progress)
-        result = run(model, images, batch_size, where, progress)
+    with show_progress("images") as progress:
+        images = load_for(model, data, split, progress.update)
+        result = run(model, images, batch_size, where, progress.update)
     counts = result.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
@@ -238,18 +237,17 @@ def export(
         int8: ONNX only: quantise the convolutions to eight bits and report how many predictions stay the same.
         calibrate: Data set or folder that sets the int8 ranges; default: the data the weights were trained on.
     """
-    from mspcaps.export.model import check_request, export_model
+    from mspcaps.export import export_model
 
-    check_request(out, int8, calibrate)
-    with counting() as progress:
-        made = export_model(weights, out, int8, calibrate, progress)
-    about = made.metadata
-    height, width = about.img_size
-    task = f"{len(about.classes)} classes, images of {about.channels} x {height} x {width}"
-    print(f"{made.path}: {about.model}, {task}, {about.precision}, {format_bytes(made.bytes)}")
-    differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in made.differences.items())
+    with show_progress() as progress:
+        exported = export_model(weights, out, int8, calibrate, progress.update)
+    metadata = exported.metadata
+    height, width = metadata.img_size
+    task = f"{len(metadata.classes)} classes, images of {metadata.channels} x {height} x {width}"
+    print(f"{exported.path}: {metadata.model}, {task}, {metadata.precision}, {format_bytes(exported.bytes)}")
+    differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in exported.differences.items())
     print(f"largest difference from PyTorch's scores, in fp32: {differences}")
-    if int8_check := made.agreement:
+    if int8_check := exported.agreement:
         same, images = int8_check.same, int8_check.images
         print(
             f"int8 gives the same answer as fp32 for {same:,} of {images:,} test images of {int8_check.data} "

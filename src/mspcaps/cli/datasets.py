@@ -1,14 +1,12 @@
 """`mspcaps data list | get | verify`."""
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from mspcaps.cli.progress import table
+from mspcaps.cli.common import show_progress, table
 from mspcaps.files import format_bytes
 
 
@@ -53,8 +51,8 @@ def get(
     if source is not None:
         import_files(name, source, print)
         return
-    with transfer() as (report, progress):
-        fetch(name, report, progress)
+    with show_progress("bytes") as progress:
+        fetch(name, partial(print, flush=True), progress.update)
 
 
 def verify(
@@ -71,33 +69,3 @@ def verify(
     names = [status.facts.name for status in list_datasets() if status.ready] if name is None else [name]
     for one in names:
         print(f"{one}: sha256 verified. {check(one)}")
-
-
-@contextlib.contextmanager
-def transfer() -> Iterator[tuple[Callable[[str], None], Callable[[str, int, int | None], None]]]:
-    """(report, progress) for `data.get`: a bar with rate and time left on a terminal, else the sentences only."""
-    if not sys.stdout.isatty():
-        yield lambda line: print(line, flush=True), lambda what, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    console = Console(highlight=False, soft_wrap=True)
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
-
-        yield lambda line: console.print(line, markup=False), progress

@@ -7,8 +7,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.options import Maybe
-from mspcaps.cli.progress import counting
+from mspcaps.cli.common import Maybe, show_progress
 from mspcaps.errors import MspcapsError
 
 
@@ -35,9 +34,9 @@ def explain(
     if not paths:
         raise MspcapsError("name at least one picture or folder")
     failed = 0
-    with counting() as progress:
+    with show_progress() as progress:
         model, name = load_model(weights).to(choose_device(device)), weights_name(weights)
-        for written in write_pages(model, paths, out / name, label, progress, name):
+        for written in write_pages(model, paths, out / name, label, progress.update, name):
             if written.error is None:
                 print(f"{written.picture}: {written.answer}  {written.page}")
             else:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.options import Maybe
+from mspcaps.cli.common import Maybe
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 

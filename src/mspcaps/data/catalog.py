@@ -1,4 +1,4 @@
-"""What is known about each data set: its facts, where it comes from and the checksums that prove it.
+"""The data sets: facts about each, where it comes from and the checksums that prove it.
 
 All checksums of arrays are sha256 over the contiguous bytes of x as uint8 [N, C, H, W] in native size and of y as
 uint8 [N]. Means and deviations are those of the training pixels in [0, 1], after the 28-pixel sets were resized to 32.

@@ -36,7 +36,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return f"ImageSet({self.name}: {len(self):,} images of {shape}, {len(self.classes)} classes)"
 
     def __post_init__(self) -> None:
-        if odd := [given for given in (self.images, self.labels) if not isinstance(given, Tensor)]:
+        if odd := [value for value in (self.images, self.labels) if not isinstance(value, Tensor)]:
             raise MspcapsError(
                 f"{self.name}: images and labels must be tensors, not {type(odd[0]).__name__}: use "
                 "torch.from_numpy for arrays"

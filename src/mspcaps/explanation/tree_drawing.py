@@ -13,7 +13,7 @@ ROWS, TWIGS = 4, 3  # coarse patches drawn, and patches of each middle capsule
 TOP, GAP = 64, 26
 COARSE, SMALL = 92, 52  # heights of the little images
 X_CLASS, X_COARSE, X_MIDDLE, X_MID, X_FINE = 0, 190, 478, 618, 842
-WIDTH = 1016
+WIDTH, PILL = 1016, 136  # of the drawing, and of the class in it
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> M
     parts = [heads(root, chosen, deep)]
     for number, node in enumerate(chosen):
         y = TOP + height * (number + 0.5) - GAP / 2
-        parts.append(edge(X_CLASS + 118, middle, X_COARSE, y, node))
+        parts.append(edge(X_CLASS + PILL, middle, X_COARSE, y, node))
         parts.append(drawer.little(node, X_COARSE, y, COARSE))
         parts.append(facts(X_COARSE + drawer.width(COARSE) + 12, y, node))
         parts.append(branch(drawer, node, y) if deep else leaf(drawer, node, y))
     parts.append(
-        f'<rect class="pill" x="{X_CLASS}" y="{middle - 30:.1f}" width="118" height="60" rx="12"/>'
-        f'<text class="pilltext" x="{X_CLASS + 59}" y="{middle - 3:.1f}" text-anchor="middle">'
+        f'<rect class="pill" x="{X_CLASS}" y="{middle - 30:.1f}" width="{PILL}" height="60" rx="12"/>'
+        f'<text class="pilltext" x="{X_CLASS + PILL // 2}" y="{middle - 3:.1f}" text-anchor="middle">'
         f"{escape(short(name))}</text>"
-        f'<text class="pillsmall" x="{X_CLASS + 59}" y="{middle + 17:.1f}" text-anchor="middle">'
+        f'<text class="pillsmall" x="{X_CLASS + PILL // 2}" y="{middle + 17:.1f}" text-anchor="middle">'
         f"before squash {root.length or 0:.1f}</text>"
     )
     width = WIDTH if deep else X_MIDDLE + 250

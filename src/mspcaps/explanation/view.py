@@ -26,6 +26,7 @@ class Side:
     heat: Markup
     tree: Markup | None
     couplings: Markup | None
+    largest_coupling: float
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class View:
     finest: int  # pixels
     full_colour: float  # the effect on a patch of the finest scale that is drawn in full colour
     voters: int  # capsules that vote for the classes; 0 without couplings
+    equal_coupling: float  # of each if the routing made no difference
 
     @property
     def closeness(self) -> str:
@@ -66,6 +68,8 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
     maps = {number: found.heat_map(number)[image].cpu() for number in labels}
     top = max(float(heat.abs().max()) for heat in maps.values())  # both maps have one scale
 
+    state = found.routing[-1] if found.routing else None
+
     def side(number: int) -> Side:
         name, heat = found.classes[number], maps[number]
         return Side(
@@ -77,7 +81,8 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
             parts=parts_drawing(found.parts(image, number), size, len(scales)),
             heat=heat_drawing(heat, top, f"Heat map of {name}"),
             tree=tree_drawing(found.tree(image, number), name, size, len(scales)) if found.has_tree else None,
-            couplings=couplings_drawing(found.routing[-1], image, number) if found.routing else None,
+            couplings=couplings_drawing(state, image, number) if state else None,
+            largest_coupling=float(state.couplings[:, image, number].max()) if state else 0.0,
         )
 
     capsules = hasattr(found.model, "forward_capsules")
@@ -93,7 +98,8 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
         cells={kind_of(i, len(scales)): scales[i].cell for i in reversed(range(len(scales)))},
         finest=scales[0].cell,
         full_colour=ink(top, size[0] * size[1]) * scales[0].cell ** 2,
-        voters=len(found.routing[-1].couplings) if found.routing else 0,
+        voters=len(state.couplings) if state else 0,
+        equal_coupling=1 / state.couplings.shape[state.axis] if state else 0.0,
     )
 
 

@@ -110,8 +110,8 @@ def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-unt
     # Or its threads go on spinning after an answer, at the cost of whoever computes next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
-        given = source if isinstance(source, bytes) else str(source)
-        return runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        model = source if isinstance(source, bytes) else str(source)
+        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base
         name = "the exported graph" if isinstance(source, bytes) else str(source)
         raise MspcapsError(f"{name} is not a model that onnxruntime can read: {error}") from error

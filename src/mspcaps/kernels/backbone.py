@@ -97,10 +97,8 @@ def backbone_forward(
 
 
 @backbone_forward.register_fake
-def _(
-    x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor], shifts: list[Tensor],
-    strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, eps: float,
-) -> list[Tensor]:  # fmt: skip
+def _(x: Tensor, weights: list[Tensor], *rest: Any) -> list[Tensor]:
+    *_, strides, _, pools, patch, _ = rest
     b, c_in, h, w = x.shape
     pooled, ys = [], []
     patches = x.new_empty(b, h * w, -(-9 * c_in // 8) * 8) if few_channels(x, strides) else x.new_empty(0)
@@ -154,18 +152,14 @@ def backbone_backward(
                 above = nhwc(input_gradient(nchw(dy), below, weights[i], turned[i], strides[i]))
             elif need_dx:
                 dx, _, _ = conv_backward(nchw(dy), below, weights[i], strides[i], [True, False, False])
-                dx = dx.contiguous(memory_format=torch.channels_last)
+                dx = as_channels_last(dx)
     return [dx, *[as_channels_last(g) for g in d_weights], vectors]
 
 
 @backbone_backward.register_fake
-def _(
-    grads: list[Tensor], x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor],
-    saved: list[Tensor],
-    strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, need_dx: bool,
-) -> list[Tensor]:  # fmt: skip
-    dx = x.new_empty(x.shape if need_dx else (0,))
-    dx = dx.contiguous(memory_format=torch.channels_last) if need_dx else dx
+def _(grads: list[Tensor], x: Tensor, weights: list[Tensor], *rest: Any) -> list[Tensor]:
+    _, _, saved, *_, need_dx = rest
+    dx = as_channels_last(torch.empty_like(x)) if need_dx else x.new_empty(0)
     return [dx, *[as_channels_last(torch.empty_like(w)) for w in weights], torch.empty_like(saved[-1])]
 
 

@@ -45,7 +45,7 @@ def create_model(
         "num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std,
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None} | options
-    if pretrained is False and "." in name:
+    if isinstance(name, str) and "." in name and isinstance(pretrained, bool):
         name, _, pretrained = name.partition(".")
     check_name(name)
     if pretrained is False:
@@ -90,7 +90,7 @@ def load_file(path: Path) -> Model:
 
 
 def as_model(model: nn.Module | str | Path) -> nn.Module:
-    """A model as it is; of a name or path what `load_model` makes of it."""
+    """Load a name or a path as `load_model` does; a model is returned as it is."""
     if isinstance(model, str | Path):
         return load_model(model)
     if not isinstance(model, nn.Module):

@@ -13,7 +13,7 @@ from mspcaps.errors import MspcapsError
 
 
 def check_floating(x: Tensor) -> None:
-    """Bytes would be taken for numbers in [0, 1] without a word."""
+    """Refuses bytes, which would be taken for numbers in [0, 1] without a word."""
     if not isinstance(x, Tensor):
         raise MspcapsError(f"images must be a tensor, not {type(x).__name__}: use torch.from_numpy for arrays")
     if not x.is_floating_point():
@@ -21,7 +21,7 @@ def check_floating(x: Tensor) -> None:
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
-    """Their range on the CPU only: a GPU would have to be waited for."""
+    """Refuses what is not class numbers, one per image; their range on the CPU only, since a GPU would have to wait."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise MspcapsError(
             f"labels must be class numbers, one per image, not {labels.dtype} of shape {tuple(labels.shape)}"

@@ -38,7 +38,7 @@ def make_task(
     name: str, num_classes: int, in_chans: int, img_size: ImageSize, mean: Sequence[float] | None,
     std: Sequence[float] | None,
 ) -> Task:  # fmt: skip
-    """Of whole numbers of a sensible size, with one mean and deviation per channel; anything else is refused."""
+    """Refuses sizes that are not whole numbers in range, and anything but one finite mean and deviation per channel."""
     sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
     if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
         raise MspcapsError(f"img_size is {img_size!r}, but must be one or two whole numbers of pixels")
@@ -117,7 +117,7 @@ class Model(nn.Module, ABC):
         return {f"features.{i}": f for i, f in enumerate(features if isinstance(features, list) else [features])}
 
     def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
-        """Of images and class numbers [b] or soft targets [b, K]. A model with a decoder adds what that costs."""
+        """Images, class numbers [b] or soft targets [b, K] -> scalar. A model with a decoder adds its loss here."""
         return criterion(self(x), y)
 
     def routing_state(self, x: Tensor) -> list[RoutingState]:
@@ -129,9 +129,11 @@ class Model(nn.Module, ABC):
         return []
 
     def tensor_places(self) -> dict[str, Any]:
-        """Name -> where the rows of a tensor belong, as far as its module says so (`tensor_places`). At another place
-        the same shape means something else: weights move to another image size only where places are equal, or both
-        are an OnGrid. None is a place that a module does not know: then it depends on the size of the image."""
+        """Name -> where the rows of a tensor belong, for the tensors whose module says so (`tensor_places`).
+
+        The same shape at another place means something else: `transfer` takes a tensor over where the places are equal
+        and interpolates it where both are an OnGrid. None, a place that the module does not know, is the image size.
+        """
         return {
             f"{path}.{name}": self.img_size if place is None else place
             for path, module in self.named_modules()
@@ -144,16 +146,17 @@ class Model(nn.Module, ABC):
         raise MspcapsError(f"{type(self).__name__} does not say which of its modules is the classifier")
 
     def new_classifier(self, num_classes: int) -> None:
-        """Replace the classifier by a fresh one for so many classes; `reset_classifier` calls it."""
+        """Replace all modules that depend on the number of classes by fresh ones; `reset_classifier` does the rest."""
         raise MspcapsError(f"the classifier of {type(self).__name__} cannot be replaced")
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for other classes, on the device and in the precision of the old one."""
         task = {name: self.config[name] for name in TASK} | {"num_classes": num_classes}
-        num_classes = make_task(self.config["name"], **task).num_classes
-        old = next(self.get_classifier().parameters())
+        num_classes = make_task(self.config.get("name", "the model"), **task).num_classes
+        old, kept = next(self.get_classifier().parameters()), {*self.modules()}
         self.new_classifier(num_classes)
-        self.get_classifier().to(old.device, old.dtype).train(self.training)
+        for module in {*self.modules()} - kept:
+            module.to(old.device, old.dtype).train(self.training)
         self.num_classes = num_classes
         self.config = self.config | {"num_classes": num_classes}
         self.metadata = {key: value for key, value in self.metadata.items() if key != "classes"}
@@ -209,7 +212,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 
 def class_names(model: nn.Module) -> tuple[str, ...]:
-    """Of a model of `load_model` as its file has them; of a new one the numbers."""
+    """The names in the model's metadata, or the class numbers if it has none."""
     count = config_of(model)["num_classes"]
     names = tuple(getattr(unwrapped(model), "metadata", {}).get("classes") or map(str, range(count)))
     if len(names) != count:

@@ -12,17 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models.registry import registered_models
 
 SUFFIX = ".safetensors"
 DEFAULT = "cifar10"  # the data set whose weights `pretrained=True` means
-PROBE_PER_CLASS = 10  # few enough that every test run can ask the largest model about them
 
 
 @dataclass(frozen=True)
@@ -109,27 +104,6 @@ def find_weights(model: str, pretrained: str | Path) -> Path:
     if isinstance(pretrained, str) and (f"{model}.{given}" in list_pretrained() or not _is_path(pretrained)):
         return pretrained_path(model, given)
     return Path(pretrained).expanduser()
-
-
-def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor]:
-    """Parameters in half precision; BatchNorm's statistics, the normalisation and what overflows stay in fp32."""
-    small = {}
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            small[name] = tensor
-            continue
-        half = tensor.half()
-        small[name] = half if name in parameters and torch.isfinite(half).all() else tensor.float()
-    return small
-
-
-def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
-    """The first images of each class, in the order of the set: a quick look whether weights do what their card says.
-
-    The embedded sample of FashionMNIST begins with the same images as the whole set, so it can stand in for it.
-    """
-    first = [(data.labels == label).nonzero().flatten()[:per_class] for label in range(len(data.classes))]
-    return data.subset(torch.cat(first).sort().values)
 
 
 def _is_path(text: str) -> bool:

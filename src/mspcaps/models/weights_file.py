@@ -27,12 +27,12 @@ def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None
         header = {key: json.dumps(value) for key, value in {"model": config_of(model), **metadata}.items()}
     except (TypeError, ValueError) as error:
         raise MspcapsError(f"model.metadata can hold text, numbers, lists and dictionaries only: {error}") from error
-    write_atomically(path, in_order(save(tensors, metadata=header)))
+    write_atomically(path, sort_metadata(save(tensors, metadata=header)))
 
 
-def in_order(content: bytes) -> bytes:
-    """The same safetensors file with its metadata sorted: the library writes them in any order, but equal weights are
-    to have equal files."""
+def sort_metadata(content: bytes) -> bytes:
+    """The same safetensors file with sorted metadata: the library writes them in any order, but equal weights should
+    make equal files."""
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -107,7 +107,7 @@ def is_pytorch(path: Path) -> bool:
 
 
 def check_header(header: dict[str, Any], path: Path) -> None:
-    """Names of classes and recipe are shown and looked up everywhere: a file put together by hand may have others."""
+    """Refuses classes and a recipe of the wrong form, as a file put together by hand may have them."""
     classes, recipe, count = header.get("classes"), header.get("recipe"), header["model"].get("num_classes")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise MspcapsError(f"{path}: the classes in its header are not a list of names")

@@ -4,8 +4,6 @@ import base64
 import io
 from collections.abc import Callable
 from functools import cache
-from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
@@ -42,24 +40,9 @@ def environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("mspcaps.pages"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    made.globals["stylesheet"] = lambda: Markup(stylesheet())
     made.globals["version"] = __version__
     made.filters["signed"] = signed
     return made
-
-
-def stylesheet(*own: Path) -> str:
-    """The design of all pages, then what one of them adds to it."""
-    return "".join(sheet.read_text(encoding="utf-8") for sheet in (Path(__file__).with_name("design.css"), *own))
-
-
-def skeleton(title: str, css: str, body: str, tags: str = "") -> str:
-    """A whole page; `tags` come first in its head."""
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{tags}'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{css}</style></head>\n<body><main>{body}</main></body></html>\n"
-    )
 
 
 def signed(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, coloured by the classes of pages/design.css so that they follow light and dark."""
+"""Charts as inline SVG, coloured by the classes of templates/design.css so that they follow light and dark."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

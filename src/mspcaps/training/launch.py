@@ -1,9 +1,11 @@
 """`train`: from a recipe to a result, shown while it goes, unless the ledger says that it is done."""
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +17,6 @@ from mspcaps.progress import Progress, clock
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import Engine, choose_device
-from mspcaps.training.images import count_custom_images
 from mspcaps.training.ledger import Run
 from mspcaps.training.monitor import ShowProgress, TensorBoard
 from mspcaps.training.recipe import Recipe, load_recipe, measured_on
@@ -59,8 +60,9 @@ def train(
         log: Takes the lines that tell what is done.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    out, results, log = Path(out), Path(results), log if progress else lambda line: None
-    before = ledger.find_run(results, recipe, None if overwrite else count_custom_images(recipe))
+    is_main = os.environ.get("RANK", "0") == "0"
+    out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
+    before = ledger.find_run(results, recipe, overwrite=overwrite)
     if before and not overwrite and (run_folder(out, recipe) / LAST).is_file():
         done = finished(recipe, out, results, before)
         last = f"{done.run.accuracy.last:.2f} % after the last epoch"
@@ -74,13 +76,13 @@ def train(
         )  # fmt: skip
         result = trainer.run()
     if result is None:
-        raise Stopped(trainer.how_to_resume() if trainer.world.is_main else "")
+        raise Stopped(trainer.how_to_resume() if is_main else "")
     run = result.run
-    trainer.log(
+    log(
         f"{measured_on(recipe.held_out)} accuracy {run.accuracy.last:.2f} % after the last epoch, best "
         f"{run.accuracy.best:.2f} % after epoch {run.accuracy.best_epoch}; trained for {clock(run.seconds.train)}"
     )
-    trainer.log(f"weights: {result.weights}")
+    log(f"weights: {result.weights}")
     return result
 
 
@@ -108,7 +110,7 @@ def finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)
     if repeat and repeat.weights_sha256 == sha256_of(folder / LAST):
         run = repeat
-    recipe = recipe.resolve()
+    recipe = replace(recipe, img_size=run.recipe["img_size"], augment=run.recipe["augment"])
     curve = zip(learning_rates(recipe), run.curve["loss"], run.curve["accuracy"], strict=True)
     history = [Epoch(number, *row) for number, row in enumerate(curve, start=1)]
     return Result(recipe, load_model(folder / LAST), history, run, folder)

@@ -18,6 +18,7 @@ import torch
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
+from mspcaps.training.images import count_custom_images
 from mspcaps.training.recipe import Recipe, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
@@ -142,22 +143,23 @@ def _read_entry(path: Path) -> dict[str, Any]:
     return entry
 
 
-def find_run(results: Path, recipe: Recipe, images: int | None = None, kind: str = RUNS) -> Run | None:
+def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = False) -> Run | None:
     """The finished run of a recipe, or None: the one place that says whether a run is done.
 
-    An entry of its name that tells of another recipe is neither skipped nor overwritten, nor is one of another number
-    of training images, if it is known how many `images` there are now.
+    An entry of its name that tells of another recipe is refused: it is neither the run nor to be overwritten. So is one
+    of another number of training images, unless it will be overwritten.
     """
     path = entry_path(results, recipe, kind)
     if not path.is_file():
         return None
     run, recipe = read_run(path), recipe.resolve()
-    left_open = {key for key, value in vars(recipe).items() if value is None}  # to one's own images
+    left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}  # to one's own images
     if differing := [key for key in recipe.differences(run.recipe) if key not in left_open]:
         raise MspcapsError(
             f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
         )
-    if None not in (images, run.images) and run.images != images:
+    images = None if overwrite or run.images is None else count_custom_images(recipe)
+    if images is not None and images != run.images:
         raise MspcapsError(
             f"the data has changed since {path} was written, from {run.images:,} training images to {images:,}: train "
             "with --overwrite to replace it, or give the new run another name"

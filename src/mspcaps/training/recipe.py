@@ -6,7 +6,6 @@ import hashlib
 import math
 import reprlib
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -164,6 +163,8 @@ def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe as a file holds it, whole: a field younger than the file has its default, one of `augment` as well, and
     a retired field stays only if it says something."""
     known = _types(Recipe)
+    renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
+    written = {renamed.get(key, key): value for key, value in written.items()}
     whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
     if isinstance(whole["augment"], dict):
         whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
@@ -289,11 +290,7 @@ def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
 
 def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
     """A value of the type that a field has; a table becomes an Augmentation, a list a tuple."""
-    union = (
-        typing.get_args(kind)
-        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-        else (kind,)
-    )
+    union = typing.get_args(kind) if type(None) in typing.get_args(kind) else (kind,)
     for one in union:
         origin = typing.get_origin(one) or one
         if origin is Literal:

@@ -20,7 +20,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models import check_name
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
-from mspcaps.training.images import MIN_SIDE, count_custom_images
+from mspcaps.training.images import MIN_SIDE
 from mspcaps.training.ledger import device_name, entry_path, find_run, read_run
 from mspcaps.training.recipe import Recipe, load_recipe, read_toml
 from mspcaps.training.trainer import Listener, Log, Trainer
@@ -114,8 +114,6 @@ def run_sweep(
     done = [find_run(results, recipe) is not None for recipe in recipes]
     known = [recipe for recipe, there in zip(recipes, done, strict=True) if there]
     waiting = [recipe for recipe, there in zip(recipes, done, strict=True) if not there]
-    for recipe in known:
-        find_run(results, recipe, count_custom_images(recipe))  # refuses what was made of other pictures
     outcomes = [Outcome(recipe, "known") for recipe in known]
     running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()
