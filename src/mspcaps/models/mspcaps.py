@@ -17,19 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import (
-    CrossAgreementRouting,
-    DynamicRouting,
-    PatchifyCaps,
-    RoutingState,
-    States,
-    length,
-    margin_loss,
-)
+from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps, States
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import ConvBN, run_block
-from mspcaps.models.model import Model, Task
+from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
 
@@ -99,11 +92,8 @@ class MultiScalePatchify(nn.ModuleList):
         return [patchify(f) for patchify, f in zip(self, maps, strict=True)]
 
 
-class MSPCaps(Model):
+class MSPCaps(CapsuleModel):
     """Figure 2 of the paper: backbone, PatchifyCaps per scale, routing from fine to coarse, class capsules."""
-
-    scores = "lengths"
-    criterion = staticmethod(margin_loss)
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
@@ -144,21 +134,6 @@ class MSPCaps(Model):
             return self.routing[0](u[0], u[-1], states)
         middle = self.routing[0](u[0], u[1], states)
         return self.routing[1](middle, u[2], states)
-
-    def forward_capsules(self, x: Tensor) -> Tensor:
-        """-> class capsules [b, num_classes, d_out]."""
-        return self.route(self.forward_features(x))
-
-    def forward_head(self, features: list[Tensor]) -> Tensor:
-        """-> class scores [b, num_classes]: the lengths of the class capsules."""
-        return length(self.route(features))
-
-    def routing_state(self, x: Tensor) -> list[RoutingState]:
-        states: States = []
-        self.route(self.forward_features(x), states)
-        for i, state in enumerate(states):
-            state.name = f"routing.{i}"
-        return states
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w], primary.i [b, n, d] and, of every routing block, routed.i [b, j, e]."""

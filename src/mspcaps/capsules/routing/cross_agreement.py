@@ -49,7 +49,7 @@ class CrossAgreementRouting(nn.Module):
         v = squash((C.unsqueeze(-1) * U2).sum(0))  # lines 9-11   [b, j, e]
         if states is not None:
             grids = self.fine, self.coarse
-            states.append(RoutingState(self.inputs, (U1, U2), A, C, 0, v, fine_agreements=a, grids=grids))
+            states.append(RoutingState(self, (U1, U2), A, C, 0, v, fine_agreements=a, grids=grids))
         return v  # line 12
 
     def votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:

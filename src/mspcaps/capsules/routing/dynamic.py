@@ -32,7 +32,7 @@ class DynamicRouting(nn.Module):
             if iteration < self.iterations - 1:
                 logits = logits + (U * v).sum(-1)
         if states is not None:
-            states.append(RoutingState(self.inputs, (U,), logits, C, axis=2, output=v))
+            states.append(RoutingState(self, (U,), logits, C, axis=2, output=v))
         return v
 
     def tensor_places(self) -> dict[str, None]:

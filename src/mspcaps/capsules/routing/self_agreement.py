@@ -28,5 +28,5 @@ class SelfAgreementRouting(CrossAgreementRouting):
         C = A.softmax(0)  # sums to one over i
         v = squash((C.unsqueeze(-1) * U).sum(0))  # [b, j, e]
         if states is not None:
-            states.append(RoutingState(self.inputs, (U,), A, C, axis=0, output=v))
+            states.append(RoutingState(self, (U,), A, C, axis=0, output=v))
         return v

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mspcaps.capsules.patchify import Grid
 
@@ -14,7 +14,7 @@ class RoutingState:
     A routing appends one to the list that its forward is given, and the model adds the name.
     """
 
-    inputs: tuple[str, ...]  # what the arguments of the block's forward are, in order
+    block: nn.Module  # the routing; its `inputs` are what the arguments of its forward are called, in order
     votes: tuple[Tensor, ...]  # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e]
     agreements: Tensor  # what the softmax sees: [k, b, j] or [i, b, j]
     couplings: Tensor  # of the same shape; those of the last iteration if there are several
@@ -23,6 +23,10 @@ class RoutingState:
     fine_agreements: Tensor | None = None  # cross-agreement: of each fine capsule, before the maximum [k, b, m, j]
     grids: tuple[Grid, Grid] | None = None  # cross-agreement: of the fine capsules and of the coarse ones above them
     name: str = ""  # path of the block inside its model, such as routing.0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.block.inputs  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"RoutingState({self.name}: couplings {list(self.couplings.shape)}, axis {self.axis})"

@@ -1,0 +1,67 @@
+"""What networks with class capsules share: scores are lengths, the loss is the margin loss, a decoder if one is wanted."""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import RoutingState, States, length, margin_loss
+from mspcaps.errors import MspcapsError
+from mspcaps.models.model import Criterion, Model, Task
+
+RECONSTRUCTION = 0.0005  # weight of the squared error of an image, summed over its pixels
+
+
+class Decoder(nn.Sequential):
+    """The decoder of CapsNet: class capsules, those of other classes set to zero, flat [b, K d] -> pixels in [0, 1]."""
+
+    def __init__(self, inputs: int, task: Task, hidden: tuple[int, int] = (512, 1024)) -> None:
+        first, second = hidden
+        pixels = task.in_chans * math.prod(task.img_size)
+        layers = (nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, pixels))
+        super().__init__(*layers, nn.Sigmoid())
+
+
+class CapsuleModel(Model):
+    """A family implements `forward_features` and `route`; with a decoder it sets `self.decoder`."""
+
+    scores = "lengths"
+    criterion = staticmethod(margin_loss)
+    decoder: nn.Module | None = None
+
+    @abstractmethod
+    def route(self, features: Any, states: States | None = None) -> Tensor:
+        """-> class capsules [b, num_classes, d]; what every routing block did is appended to `states` if given."""
+
+    def forward_capsules(self, x: Tensor) -> Tensor:
+        """-> class capsules [b, num_classes, d]."""
+        return self.route(self.forward_features(x))
+
+    def forward_head(self, features: Any) -> Tensor:
+        """-> class scores [b, num_classes]: the lengths of the class capsules."""
+        return length(self.route(features))
+
+    def routing_state(self, x: Tensor) -> list[RoutingState]:
+        states: States = []
+        self.route(self.forward_features(x), states)
+        paths = {module: path for path, module in self.named_modules()}
+        for state in states:
+            state.name = paths[state.block]
+        return states
+
+    def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
+        v = self.forward_capsules(x)
+        loss = criterion(length(v), y)
+        if self.decoder is None:
+            return loss
+        error = (self.reconstruct(v, y).float() - x).square().flatten(1).sum(1)  # [b]
+        return loss + RECONSTRUCTION * error.mean()
+
+    def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
+        """Class capsules [b, K, d] and the classes to draw them as, [b] or soft [b, K] -> images in [0, 1]."""
+        if self.decoder is None:
+            raise MspcapsError("this model has no decoder: create it with decoder=True")
+        shown = (y if y.is_floating_point() else F.one_hot(y, self.num_classes)).to(v.dtype)  # [b, K]
+        return self.decoder((v * shown.unsqueeze(-1)).flatten(1)).view(-1, self.in_chans, *self.img_size)
