@@ -179,6 +179,18 @@ def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
     }
 
 
+def later_seeds(groups: Mapping[str, Group], commit: str) -> list[tuple[str, Spread, Spread, Difference]]:
+    """Of models with seeds from this commit and from others: the others, these, and how far their means differ."""
+    found = []
+    for model, group in groups.items():
+        later = [run.accuracy.last for run in group.runs if (run.commit or "").startswith(commit)]
+        first = [run.accuracy.last for run in group.runs if not (run.commit or "").startswith(commit)]
+        if later and first:
+            a, b = Spread.of(first), Spread.of(later)
+            found.append((model, a, b, Difference.of(a, b)))
+    return found
+
+
 def panels(claim: Claim, groups: Mapping[str, Group]) -> list[list[Line]]:
     """For the picture: every model with its runs and the paper's figure, T and L apart."""
     shown: dict[str, list[Line]] = {}

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 GENERATED = "<!-- Written by `make regenerate` from results/. Do not edit: a test compares the two. -->"
 NONE, NOT_TRAINED = "–", "not trained yet"
 FIRST = "paper+initial_scale=positions0.02"  # how the first runs of 300 epochs are called today
+LATER = "81d459b"  # where more seeds of some models were trained, after the first runs of all
 PLURAL = {"holds": "hold", "holds in part": "hold in part", "is not confirmed": "are not confirmed"}
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
@@ -70,6 +71,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=False,
     )  # fmt: skip
+    made.filters["listed"] = listed
     made.filters["capitalized"] = lambda text: text[0].upper() + text[1:]
     return re.sub(r"\n{3,}", "\n\n", made.get_template(template).render(values)).strip() + "\n"
 
@@ -101,6 +103,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "pooled_kept": [p.words for p, kept in zip(pooled.pairs, pooled.significant, strict=True) if kept]
         if pooled else [],
         "repeats": claims.repeat_differences(report.compared),
+        "later": claims.later_seeds(report.compared, LATER), "later_commit": LATER,
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
@@ -115,6 +118,12 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
         "judge": judge, "figures": lambda pair: figures(*pair),
     }  # fmt: skip
+
+
+def listed(words: Sequence[str], form: str = "%s") -> str:
+    """a, b and c"""
+    *first, last = [form % word for word in words]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def printed(model: str) -> float:
