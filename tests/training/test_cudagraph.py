@@ -103,7 +103,7 @@ def test_neighbours_do_not_disturb_each_other() -> None:
             step.loader.begin(epoch)
             step.loss_sum.zero_()
         torch.cuda.synchronize()
-        for _ in range(steps[0].plan.steps // steps[0].steps_per_replay):
+        for _ in range(steps[0].loader.steps // steps[0].steps_per_replay):
             for step, stream in zip(steps, streams, strict=True):
                 with torch.cuda.stream(stream):
                     step()

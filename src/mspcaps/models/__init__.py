@@ -13,10 +13,9 @@ from mspcaps.models.transfer import Transfer, transfer
 from mspcaps.models.weights_file import save_weights
 
 __all__ = [
-    "CapsuleModel", "Card", "Criterion", "Model", "Summary", "Task", "Transfer", "as_model", "check_name", "class_names", "config_of",
-    "create_model", "list_models", "list_pretrained", "load_model", "model_options",
-    "param_groups", "read_card", "register_model", "save_weights", "summarize", "transfer", "unwrapped",
-    "weights_path",
+    "CapsuleModel", "Card", "Criterion", "Model", "Summary", "Task", "Transfer", "as_model", "check_name",
+    "class_names", "config_of", "create_model", "list_models", "list_pretrained", "load_model", "model_options",
+    "param_groups", "read_card", "register_model", "save_weights", "summarize", "transfer", "unwrapped", "weights_path",
 ]  # fmt: skip
 
 for _file in pkgutil.iter_modules(__path__):  # a new family is a new file and nothing else

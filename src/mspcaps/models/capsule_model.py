@@ -1,4 +1,4 @@
-"""What networks with class capsules share: scores are lengths, the loss is the margin loss, a decoder if one is wanted."""
+"""What networks with class capsules share: scores are lengths, the loss is the margin loss, a decoder if wanted."""
 
 import math
 from abc import abstractmethod
@@ -29,7 +29,10 @@ class CapsuleModel(Model):
 
     scores = "lengths"
     criterion = staticmethod(margin_loss)
-    decoder: nn.Module | None = None
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.decoder: nn.Module | None = None
 
     @abstractmethod
     def route(self, features: Any, states: States | None = None) -> Tensor:
