@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import PatchifyCaps
+from mspcaps.capsules import CrossAgreementRouting, PatchifyCaps, cast_votes
 from mspcaps.capsules.patchify import patch_averages
+from mspcaps.capsules.routing.cross_agreement import group_fine
 from mspcaps.kernels import embedding
 from mspcaps.kernels.backbone import MAX_PATCH_CHANNELS, backbone, supported
 from mspcaps.models import Model
@@ -30,8 +31,11 @@ def fuse(model: Model) -> Model:
     nothing to gain. Both stay valid: what changes one, a step or a loaded state, changes the other."""
     if TRITON and isinstance(model, MSPCaps | LinearHead) and parts_are_plain(model):
         patchify = model.patchify
-        fused = FusedPatchify(patchify) if isinstance(patchify, MultiScalePatchify) else nn.Identity()
-        return with_children(model, {"backbone": FusedBackbone(model.backbone, patchify.patch), "patchify": fused})
+        fused: dict[str, nn.Module] = {"backbone": FusedBackbone(model.backbone, patchify.patch)}
+        fused["patchify"] = FusedPatchify(patchify) if isinstance(patchify, MultiScalePatchify) else nn.Identity()
+        if isinstance(model, MSPCaps):
+            fused["routing"] = replace_modules(model.routing, joint_votes)
+        return with_children(model, fused)
     return replace_modules(model, patch_conv)
 
 
@@ -173,3 +177,22 @@ class PatchConv(nn.Module):
         y = torch.bmm(patches, weight.expand(b, -1, -1))  # [b, h w, out]
         y = y.view(b, h, w, -1).permute(0, 3, 1, 2)
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
+
+
+def joint_votes(routing: nn.Module) -> nn.Module:
+    plain = isinstance(routing, CrossAgreementRouting) and is_plain(routing, CrossAgreementRouting)
+    return JointVotes(routing).train(routing.training) if plain and routing.w1 is None else routing
+
+
+class JointVotes(CrossAgreementRouting):
+    """Fine and coarse capsules that share their weights vote in one product, not in two."""
+
+    def __init__(self, plain: CrossAgreementRouting) -> None:
+        nn.Module.__init__(self)
+        self.fine, self.coarse, self.n_out, self.d_out = plain.fine, plain.coarse, plain.n_out, plain.d_out
+        self.w2, self.w1 = plain.w2, None
+
+    def votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
+        u1 = group_fine(u1, self.fine, self.coarse).transpose(0, 1)  # [k, b, m, d]
+        votes = cast_votes(torch.cat([u1, u2.transpose(0, 1).unsqueeze(2)], dim=2), self.w2)  # [k, b, m + 1, j, e]
+        return votes[:, :, :-1], votes[:, :, -1]

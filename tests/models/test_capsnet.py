@@ -1,0 +1,71 @@
+"""CapsNet: its counts, and every layer against a plain reference."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mspcaps import create_model, load_recipe
+from mspcaps.capsules import length, margin_loss
+from mspcaps.errors import MspcapsError
+
+
+@pytest.mark.parametrize(
+    ("in_chans", "size", "decoder", "params"),
+    [  # shared/spec/baselines_a.md, sections 1.1 and 1.2
+        (1, 28, False, 6_804_224),
+        (1, 28, True, 8_215_568),
+        (3, 28, False, 6_845_696),
+        (1, 32, False, 7_951_104),
+        (1, 32, True, 9_608_448),
+        (3, 32, False, 7_992_576),
+        (3, 32, True, 11_749_120),
+    ],
+)
+def test_parameters_are_those_of_the_paper(in_chans: int, size: int, decoder: bool, params: int) -> None:
+    with torch.device("meta"):
+        model = create_model("capsnet", in_chans=in_chans, img_size=size, decoder=decoder)
+    assert sum(p.numel() for p in model.parameters()) == params
+
+
+def test_equals_loops_over_capsules() -> None:
+    torch.manual_seed(0)
+    model = create_model("capsnet", num_classes=3, in_chans=1, img_size=(17, 19), decoder=True).double().eval()
+    x, y = torch.rand(2, 1, 17, 19, dtype=torch.float64), torch.tensor([2, 0])
+    f = F.conv2d((x - 0.5) / 0.5, model.conv.weight, model.conv.bias).clamp(min=0)
+    g = F.conv2d(f, model.primary.weight, model.primary.bias, stride=2)  # [b, 32 x 8, 1, 2]
+    capsules = [g[:, 8 * t : 8 * t + 8, 0, column] for t in range(32) for column in range(2)]  # positions within types
+    capsules = [s * (s.norm(dim=1) / (1 + s.norm(dim=1) ** 2))[:, None] for s in capsules]
+    votes = torch.stack([torch.einsum("bd,dje->bje", u, model.routing.w[i]) for i, u in enumerate(capsules)])
+    logits = torch.zeros(64, 2, 3, dtype=torch.float64)
+    for _ in range(3):
+        s = (logits.softmax(-1)[..., None] * votes).sum(0)
+        v = s * (s.norm(dim=-1) / (1 + s.norm(dim=-1) ** 2))[..., None]
+        logits = logits + (votes * v).sum(-1)
+    torch.testing.assert_close(model.forward_capsules(x), v)
+    drawn = []
+    for b in range(2):
+        flat = torch.cat([v[b, j] if j == y[b] else torch.zeros(16, dtype=torch.float64) for j in range(3)])
+        drawn.append(model.decoder(flat[None]).view(1, 17, 19))
+    error = sum(((image - x[b]) ** 2).sum() for b, image in enumerate(drawn)) / 2
+    expected = margin_loss(length(v), y) + 0.0005 * error
+    torch.testing.assert_close(model.training_loss(x, y, model.criterion).double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model.training_loss(x, F.one_hot(y, 3).double(), model.criterion).double(), expected,
+                               rtol=1e-6, atol=1e-6)  # fmt: skip
+
+
+def test_without_a_decoder_nothing_is_drawn_and_nothing_is_added() -> None:
+    model = create_model("capsnet", in_chans=1, img_size=17, num_classes=2).eval()
+    x, y = torch.rand(2, 1, 17, 17), torch.tensor([0, 1])
+    assert model.training_loss(x, y, model.criterion) == margin_loss(model(x), y)
+    with pytest.raises(MspcapsError, match="decoder"):
+        model.reconstruct(model.forward_capsules(x), y)
+
+
+def test_an_image_without_a_capsule_is_refused() -> None:
+    with pytest.raises(MspcapsError, match=r"16 x 20.*17 x 20"):
+        create_model("capsnet", img_size=(16, 20))
+
+
+def test_its_own_recipe_has_the_decoder() -> None:
+    recipe = load_recipe("native/mnist/capsnet")
+    assert (recipe.options, recipe.optimizer, recipe.schedule) == ({"decoder": True}, "adam", "exponential")
