@@ -31,7 +31,7 @@ def test_equals_loops_over_capsules() -> None:
     torch.manual_seed(0)
     model = create_model("capsnet", num_classes=3, in_chans=1, img_size=(17, 19), decoder=True).double().eval()
     x, y = torch.rand(2, 1, 17, 19, dtype=torch.float64), torch.tensor([2, 0])
-    f = F.conv2d((x - 0.5) / 0.5, model.conv.weight, model.conv.bias).clamp(min=0)
+    f = F.conv2d((x - 0.5) / 0.5, model.stem[0].weight, model.stem[0].bias).clamp(min=0)
     g = F.conv2d(f, model.primary.weight, model.primary.bias, stride=2)  # [b, 32 x 8, 1, 2]
     capsules = [g[:, 8 * t : 8 * t + 8, 0, column] for t in range(32) for column in range(2)]  # positions within types
     capsules = [s * (s.norm(dim=1) / (1 + s.norm(dim=1) ** 2))[:, None] for s in capsules]

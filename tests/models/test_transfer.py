@@ -44,7 +44,8 @@ def test_the_same_task_takes_everything(name, tmp_path):
     assert str(done) == f"starts from the file: {len(old) - 2} of {len(old) - 2} tensors unchanged; new: none"
 
 
-HEADS = {"resnet20": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
+HEADS = {
+    "capsnet": {"routing.w"},"resnet20": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip
 

@@ -9,11 +9,11 @@ Parameters: 6,804,224 for 1 x 28 x 28 (8,215,568 with decoder), 7,992,576 for 3 
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mspcaps.capsules import DynamicRouting, States, squash
 from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.layers import run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -35,7 +35,7 @@ class CapsNet(CapsuleModel):
                 f"works is {nearest}"
             )
         self.d_in, self.d_out = d_in, d_out
-        self.conv = nn.Conv2d(task.in_chans, 256, 9)
+        self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
         self.primary = nn.Conv2d(256, types * d_in, 9, stride=2)
         self.num_features = types * rows * columns * d_in
         self.routing = DynamicRouting(types * rows * columns, d_in, task.num_classes, d_out, iterations)
@@ -43,9 +43,13 @@ class CapsNet(CapsuleModel):
         self.task = task
         self.decoder = Decoder(task.num_classes * d_out, task) if decoder else None
 
+    def forward_stem(self, x: Tensor) -> Tensor:
+        """-> feature map [b, 256, h, w]."""
+        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
+
     def forward_features(self, x: Tensor) -> Tensor:
         """-> primary capsules [b, n, d], n counts positions within types."""
-        u = self.primary(F.relu(self.conv(self.normalize(x))))  # [b, types d, h, w]
+        u = self.primary(self.forward_stem(x))  # [b, types d, h, w]
         u = u.unflatten(1, (-1, self.d_in)).movedim(2, -1)  # [b, types, h, w, d]
         return squash(u.flatten(1, 3))
 
@@ -55,9 +59,8 @@ class CapsNet(CapsuleModel):
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 256, h, w], primary.0 [b, n, d], routed.0 [b, K, d]."""
-        f = F.relu(self.conv(self.normalize(x)))
         u = self.forward_features(x)
-        return {"map.0": f, "primary.0": u, "routed.0": self.routing(u)}
+        return {"map.0": self.forward_stem(x), "primary.0": u, "routed.0": self.routing(u)}
 
     def get_classifier(self) -> nn.Module:
         return self.routing
