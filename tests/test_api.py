@@ -189,6 +189,7 @@ def test_what_comes_back_shows_itself_without_its_tensors(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_evaluate_takes_names_and_refuses_the_rest() -> None:
     model = shipped()
     assert mspcaps.evaluate(model, "fashionmnist_sample").n == 1000

@@ -121,6 +121,7 @@ def in_a_fresh_interpreter(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_the_library_stays_light_and_leaves_the_environment_alone():
     """When it is imported, and when it is used."""
     code = """
@@ -136,6 +137,7 @@ print(*sorted({'matplotlib', 'rich', 'tyro'} & set(sys.modules)), *(os.environ.i
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_the_rooms_of_the_library_are_there_without_being_imported():
     done = in_a_fresh_interpreter(
         "import mspcaps; names = dir(mspcaps); print(*names); "
@@ -147,6 +149,7 @@ def test_the_rooms_of_the_library_are_there_without_being_imported():
     assert {"mspcaps.capsules", "mspcaps.data", "mspcaps.errors", "mspcaps.models"} <= {*rooms.split()}
 
 
+@pytest.mark.slow
 def test_every_module_can_be_the_first_to_be_imported():
     """torch stays loaded in between, or this would take minutes."""
     code = """

@@ -101,6 +101,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "load_images", tenth)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -44,6 +44,7 @@ def shortened(text: str) -> str:
     return re.sub(r"(epochs[= ])20\b", r"\g<1>2", text)
 
 
+@pytest.mark.slow
 def test_commands_run_as_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: dict[str, str] = {}
     for line in "".join(blocks("sh")).splitlines():

@@ -1,11 +1,14 @@
 """The quickstart: from nothing to the page, with a tiny recipe."""
 
+import pytest
+
 from mspcaps.data import Augmentation
 from mspcaps.models import read_card
 from mspcaps.quickstart import SHIPPED, quickstart, shipped
 from mspcaps.training import Recipe
 
 
+@pytest.mark.slow
 def test_quickstart_writes_everything_below_its_folder(tmp_path):
     tiny = Recipe(
         model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=500, img_size=12,
@@ -19,6 +22,7 @@ def test_quickstart_writes_everything_below_its_folder(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quick"]
 
 
+@pytest.mark.slow
 def test_shipped_weights_name_the_embedded_images_without_training(tmp_path):
     done = shipped(tmp_path, "cpu")
     card = read_card(SHIPPED)

@@ -40,6 +40,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_quick_commands_run_as_written(place, capsys):
     ran = 0
     for words in commands("mspcaps"):
@@ -81,6 +82,7 @@ def test_long_commands_parse(words, capsys):
         assert words[2] in DATA
 
 
+@pytest.mark.slow
 def test_python_runs_as_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python")

@@ -26,7 +26,6 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.cli.progress import counting
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
@@ -35,6 +34,7 @@ from mspcaps.explanation.heat import ORDERS, mean_image
 from mspcaps.files import sha256_of, write_json
 from mspcaps.models import config_of, load_model, weights_path
 from mspcaps.models.layers import in_eval_mode
+from mspcaps.progress import Progress as ProgressBar
 from mspcaps.training.ledger import device_name, git_commit, software
 from reproduction.studies.named_patches import DRAWS, drops
 from reproduction.study_tables import METHODS
@@ -231,8 +231,8 @@ def main(
     torch.set_num_threads(threads)
     model = load_model(weights)
     images = load_for(model, data, "test").subset(slice(0, n))
-    with counting() as progress:
-        found = measure(model, images, SETTINGS, progress=lambda done, of: progress("curves", done, of))
+    with ProgressBar("curves") as bar:
+        found = measure(model, images, SETTINGS, progress=lambda done, of: bar.update("measuring", done, of))
     entry = origin(model, images, "test", weights) | {
         "class": "the one the model chooses",
         "score": "length of the class capsule",

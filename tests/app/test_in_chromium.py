@@ -32,6 +32,7 @@ def changed(page: Chromium, what: str, before: str) -> str:
     return page.run(what)
 
 
+@pytest.mark.slow
 def test_a_visit(server: Server, tmp_path):
     with Chromium() as page:
         page.open(server.url)

@@ -13,6 +13,8 @@ from PIL import Image
 from mspcaps.app.uploads import MAX_TEXT_CHARS, MAX_UPLOAD_BYTES, PREFIX
 from mspcaps.cli import main
 
+pytestmark = pytest.mark.slow  # what they share takes seconds to set up
+
 GROWTH = 400 << 20  # bytes that 200 hostile uploads may add to the server: one of 16.8 megapixels takes 320 MB
 MODEL = "mspcaps_t · FashionMNIST · grey.safetensors"
 

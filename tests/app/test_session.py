@@ -40,6 +40,7 @@ def test_samples_are_the_test_images_of_every_class(store, model):
         assert np.array_equal(decode_picture(sample.picture, (32, 32), 1), first.numpy())
 
 
+@pytest.mark.slow
 def test_an_answer_says_what_the_model_says(store, model):
     for sample in store.samples(store.names[0])[:3]:
         found = answer(model, sample.picture)
@@ -55,6 +56,7 @@ def test_an_answer_says_what_the_model_says(store, model):
             assert not re.search(r"https?:|<script|url\(|nan", re.sub(r"base64,[^\"]*", "", html))
 
 
+@pytest.mark.slow
 def test_every_change_changes_something(store, model):
     picture = store.samples(store.names[0])[0].picture
     plain = answer(model, picture)
@@ -90,6 +92,7 @@ def test_numbers_that_are_none(value):
     assert len(str(caught.value)) < 100
 
 
+@pytest.mark.slow
 def test_models_without_a_tree_still_answer(tmp_path):
     paths = [weights(tmp_path / f"{name}.safetensors", name, "cifar10", 3) for name in ("resnet20", "mspcaps_t_dr")]
     store = ModelStore(paths)
@@ -136,6 +139,7 @@ def test_a_file_is_named_by_as_much_of_its_path_as_tells_it_from_others():
     assert file_title(Path("a/mine.safetensors"), [Path("a/mine.safetensors"), *runs]) == "mine.safetensors"
 
 
+@pytest.mark.slow
 def test_of_a_sample_the_answer_says_whether_it_is_right(store, model):
     name, other = store.names[0], accept(save(noise(), "PNG"))
     for sample in store.samples(name)[:3]:

@@ -73,6 +73,7 @@ def test_limits_are_told_before_anything_is_decoded(monkeypatch):
         accept(b"")
 
 
+@pytest.mark.slow
 def test_hostile_files_get_a_sentence_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     uploads = all_uploads()

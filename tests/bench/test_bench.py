@@ -103,6 +103,7 @@ def test_packed_runs_all_take_their_steps():
     assert [run.done for run in runs] == [2, 2]
 
 
+@pytest.mark.slow
 def test_sweeps_are_timed_while_all_runs_train(monkeypatch):
     """Two runs that do share the device."""
     monkeypatch.setattr("mspcaps.training.sweep.share_of_device", lambda model, device: 0.5)
@@ -143,6 +144,7 @@ def test_timing_is_interleaved():
     assert quantile([float(i) for i in range(1, 101)], 0.95) == 95
 
 
+@pytest.mark.slow
 def test_figures_of_training_hang_together(trained, tmp_path):
     variants = trained["variants"]
     assert [v["model"] for v in variants.values()] == ["mspcaps_t", "mspcaps_t", "resnet20"]
@@ -169,6 +171,7 @@ def test_figures_of_training_hang_together(trained, tmp_path):
     assert {"device", "threads", "software", "commit", "load_before"} <= set(trained["environment"])
 
 
+@pytest.mark.slow
 def test_figures_of_inference_hang_together(monkeypatch):
     found = bench_infer("mspcaps_t", CPU, batch_size=4, quick=True)
     for variant in found["variants"].values():
@@ -193,6 +196,7 @@ def test_every_form_gives_the_same_answers():
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_onnxruntime_is_measured_beside_the_others(monkeypatch):
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
@@ -250,6 +254,7 @@ def test_small_words():
     assert [duration(s) for s in (65, 1320, 90_000)] == ["65 s", "22 min", "25 h"]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     assert main(["bench", "infer", "--quick", "--batch-size", "2", "--device", "cpu", "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -448,6 +448,7 @@ def test_weights_of_whole_numbers_are_refused(say, place):
     assert re.search(r"torch\.int8.*torch\.float32", spoken.err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_one_clear_sentence(name, say, place, monkeypatch):
     pattern, prepare = CASES[name]
@@ -534,12 +535,14 @@ def subprocess_of(*args: str, stdout: object = subprocess.PIPE) -> subprocess.Co
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_as_a_process():
     done = subprocess_of("train", "paper/nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: .*'paper/nowhere'.*\n", done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_on_a_full_disk():
     with open("/dev/full", "w") as full:
@@ -548,6 +551,7 @@ def test_output_on_a_full_disk():
     assert re.fullmatch(r"error: .*full.*\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough():
     reading, writing = os.pipe()
     os.close(reading)

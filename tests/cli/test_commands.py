@@ -94,6 +94,7 @@ def test_from_a_folder_of_pictures_to_answers(say, place):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     draw(place / "pictures")
     first = say("train", "--data", "pictures", *TINY)
@@ -212,6 +213,7 @@ def test_weights_that_do_not_fit_the_data(say, place):
     assert "t-shirt" in spoken.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_tells_how_to_resume(place):
     draw(place / "pictures", count=40)
     source = Path(__file__).parents[2] / "src"
@@ -227,6 +229,7 @@ def test_ctrl_c_tells_how_to_resume(place):
     assert len(err.splitlines()) == 2 and str(checkpoint.parent.relative_to(place)) in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
     """It does not wait for runs that would take hours, and the same command goes on where they were."""
     draw(place / "pictures", count=40)

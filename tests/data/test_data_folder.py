@@ -60,6 +60,7 @@ def test_folder_without_split_holds_out_a_fifth_of_each_class(tmp_path: Path) ->
     assert [Path(path).name for path in moved.paths] == [Path(path).name for path in test.paths]
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(min_size=1), unique=True))
 def test_split_by_hash_is_a_partition_that_does_not_depend_on_the_order(names: list[str]) -> None:
     names = [name for name in names if name.isprintable()]

@@ -153,6 +153,7 @@ def test_sample_counts_and_checksums() -> None:
     assert "Zalando SE" in (SAMPLE_FOLDER / "LICENSE").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REAL, "fashionmnist_sample"])
 def test_facts_hold_for_the_real_data(name: str) -> None:
     if not is_cached(name):

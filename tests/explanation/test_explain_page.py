@@ -33,6 +33,7 @@ def weights(path: Path, name: str = "mspcaps_t", channels: int = 3) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "channels", "size", "drawings"),
     [
@@ -76,6 +77,7 @@ def test_of_many_classes_the_longest_and_the_asked_for_are_listed():
     assert view.left_out == 9
 
 
+@pytest.mark.slow
 def test_the_view_says_what_the_bars_are():
     x = torch.rand(1, 3, 32, 32)
     for name, unit in (

@@ -44,6 +44,7 @@ def nodes(root: Node, kind: str) -> list[Node]:
     return [node for node in root.walk() if node.kind == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_sums_come_out(name, size):
     model, found = made(name, size)
@@ -56,6 +57,7 @@ def test_sums_come_out(name, size):
     assert found.tree(1, 2).length == pytest.approx(float(found.evidence[1, 2]), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_effects_of_every_scale_add_up_to_what_the_image_has_over_a_blank_one(name, size):
     model, found = made(name, size)
@@ -190,6 +192,7 @@ def best_by_loop(model: torch.nn.Module, u1: Tensor, u2: Tensor, block: int, j: 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p3", "mspcaps_t_scale32_16"])
 @torch.no_grad()
 def test_the_tree_follows_the_same_winners_as_plain_loops(name):
@@ -207,6 +210,7 @@ def test_the_tree_follows_the_same_winners_as_plain_loops(name):
     assert bool(nodes(root, "middle")) == deep
 
 
+@pytest.mark.slow
 def test_nodes_know_where_they_are():
     model, found = made("mspcaps_t", (32, 48))
     root = found.tree(0)
@@ -230,6 +234,7 @@ def test_nodes_know_where_they_are():
     assert group_size(model.routing[0].fine, model.routing[0].coarse) == found.routing[0].fine_agreements.shape[2]
 
 
+@pytest.mark.slow
 def test_permuting_the_classes_permutes_the_explanation():
     model, found = made()
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -259,6 +264,7 @@ def test_names_of_too_few_classes_are_refused():
         explain(model, torch.rand(1, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_classes_by_name_and_images_by_themselves():
     model = trained("mspcaps_t")
     model.metadata = {"classes": ["a", "b", "c", "d", "e"]}
@@ -275,6 +281,7 @@ def test_classes_by_name_and_images_by_themselves():
         found.tree(0, 5)
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was():
     model = trained("mspcaps_t").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -302,6 +309,7 @@ def test_what_cannot_be_explained_gets_a_sentence(name, x, offending):
         mspcaps.explain(mspcaps.create_model(name), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20", "mspcaps_t_dr", "mspcaps_t_self", "mspcaps_t_linear_margin"])
 @torch.no_grad()
 def test_a_model_without_a_tree_has_heat_maps_all_the_same(name):

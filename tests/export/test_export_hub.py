@@ -164,6 +164,7 @@ def in_a_process(code: str, hub: Hub, cache: Path, *args: object, **more: str) -
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_over_the_wire(tmp_path):
     pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
     folder = save_pretrained(small(), tmp_path / "folder")
@@ -191,6 +192,7 @@ def test_over_the_wire(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, " ".join(CLASSES)), done.stderr
 
 
+@pytest.mark.slow
 def test_a_push_that_may_not(tmp_path):
     pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
     code = (

@@ -53,6 +53,7 @@ def test_a_new_model_is_exported_here_or_is_like_one_that_is():
     assert {name for name in list_models() if not name.startswith(("mspcaps_l", "resnet18"))} == KINDS | ALIKE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_kind_of_model_as_onnx(name, tmp_path):
     pytest.importorskip("onnxscript", reason=REASON)
@@ -69,6 +70,7 @@ def test_every_kind_of_model_as_onnx(name, tmp_path):
         assert np.abs(found - expected).max() <= 1e-5
 
 
+@pytest.mark.slow
 def test_what_an_onnx_file_says(model, tmp_path, capfd):
     onnx = pytest.importorskip("onnx", reason=REASON)
     pytest.importorskip("onnxscript", reason=REASON)
@@ -88,6 +90,7 @@ def test_what_an_onnx_file_says(model, tmp_path, capfd):
     assert made.bytes == made.path.stat().st_size and [p.name for p in made.path.parent.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.slow
 def test_pt2_is_the_model_again(model, tmp_path):
     made = export_model(model, tmp_path / "model.pt2")
     extra = {METADATA_FILE: ""}
@@ -100,6 +103,7 @@ def test_pt2_is_the_model_again(model, tmp_path):
             torch.testing.assert_close(module(x), model(x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_callers_model_stays_as_it_was(tmp_path):
     fresh = seasoned("mspcaps_t_scale16", img_size=16).double().train()
     before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
@@ -144,6 +148,7 @@ def test_large_scores_may_differ_in_proportion():
                 check_parity(module, about, run)
 
 
+@pytest.mark.slow
 def test_int8(model, place, tmp_path, monkeypatch):
     onnx = pytest.importorskip("onnx", reason=REASON)
     pytest.importorskip("onnxscript", reason=REASON)
@@ -181,6 +186,7 @@ def test_the_calibration_fits_into_memory(model, tmp_path, monkeypatch, images, 
     assert (len(seen), len(others)) == (count, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "pattern"),
     [

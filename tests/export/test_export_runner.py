@@ -19,6 +19,8 @@ from mspcaps.export import OnnxModel, export_model, load_onnx, runner
 from mspcaps.files import sha256_of
 from mspcaps.models import read_card
 
+pytestmark = pytest.mark.slow  # what they share takes seconds to set up
+
 REASON = "the extra `onnx` is not installed"
 pytest.importorskip("onnxruntime", reason=REASON)
 pytest.importorskip("onnxscript", reason=REASON)

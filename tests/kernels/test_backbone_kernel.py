@@ -108,6 +108,7 @@ CASES = [  # chans, depth, image, patch, scales
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_gradients_and_running_statistics(case: tuple, dtype: torch.dtype, device: torch.device) -> None:
@@ -136,6 +137,7 @@ def test_outputs_gradients_and_running_statistics(case: tuple, dtype: torch.dtyp
         assert error(var, layer.bn.running_var.cpu()) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 def test_traces_whole_and_updates_running_statistics(device: torch.device) -> None:
     blocks = build([3, 8, 8], 2, torch.float32, device)
     x = torch.randn(2, 3, 8, 8, device=device)

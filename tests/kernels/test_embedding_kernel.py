@@ -68,6 +68,7 @@ def test_a_scale_nobody_uses_gets_zeros(device: torch.device) -> None:
     assert not first.any() and last.any()
 
 
+@pytest.mark.slow
 def test_traces_whole_under_autocast(device: torch.device) -> None:
     """As the training step has it: compiled in one graph, matrices in bf16, vectors in fp32."""
     made = modules(SCALES[0])

@@ -29,6 +29,7 @@ def trained_once(model: Model, run: Model, device: torch.device) -> list[Tensor]
     return [loss.detach(), *grads, *[b.clone() for b in model.buffers()]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -141,6 +142,7 @@ def test_nothing_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fuse(model) is model, "PatchConv is for few channels"
 
 
+@pytest.mark.slow
 def test_other_values_of_the_norms_are_handed_on(device: torch.device) -> None:
     model = create_model("mspcaps_t_scale16", img_size=9).to(device).train()
     for module in model.modules():
@@ -154,6 +156,7 @@ def test_other_values_of_the_norms_are_handed_on(device: torch.device) -> None:
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "hooked"), [("mspcaps_t", False), ("mspcaps_t", True), ("resnet20", False)])
 def test_the_compiler_follows(name: str, hooked: bool, device: torch.device) -> None:
     torch._dynamo.reset()

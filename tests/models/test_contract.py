@@ -169,6 +169,7 @@ def test_checkpointing_saves_memory_and_changes_nothing_else(name: str) -> None:
     assert torch.equal(saving.eval()(images()), plain.eval()(images()))
 
 
+@pytest.mark.slow
 def test_the_compiler_takes_checkpoints_too() -> None:
     plain, y = small("mspcaps_t"), torch.tensor([0, 1, 3, 1])
     saving = copy.deepcopy(plain)

@@ -215,6 +215,7 @@ def test_flat_images_give_finite_scores_and_gradients(scale):
     assert scores.isfinite().all() and all(p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_few_steps_of_training_learn_a_batch():
     torch.manual_seed(0)
     model, labels = create_model("mspcaps_t", num_classes=4), torch.arange(8) % 4

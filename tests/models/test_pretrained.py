@@ -43,6 +43,7 @@ def test_what_a_card_says_of_its_file(name):
         assert run.provenance == card.provenance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_weights_answer_as_their_card_says(name):
     """A hundred images, so that it is quick for the largest model; one may fall otherwise on another processor."""
@@ -79,6 +80,7 @@ def test_outputs_have_not_moved_since_the_weights_were_shipped(name):
         assert model(x)[0].tolist() == pytest.approx(SCORES[name], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_accuracy_of_a_card_measured_again(name):

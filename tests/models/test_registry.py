@@ -30,6 +30,7 @@ def test_names_are_sorted_and_match_shell_patterns():
     assert list_models("nothing like this") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_every_parameter_receives_a_gradient(name):
     torch.manual_seed(0)

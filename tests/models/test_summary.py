@@ -75,6 +75,7 @@ def test_one_capsule_on_the_last_map_is_enough():
     assert summarize("resnet20", img_size=4).memory_bytes_per_image > 0
 
 
+@pytest.mark.slow
 def test_every_model_can_be_summarised():
     rows = {name: summarize(name) for name in list_models()}
     assert all(isinstance(row, Summary) and min(vars(row).values()) > 0 for row in rows.values())

@@ -192,6 +192,7 @@ def test_entries_that_cannot_be_trusted_are_refused(changes, where, value, tmp_p
         read_groups(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_the_trainer_writes_is_what_the_report_reads(tmp_path):
     recipe = Recipe(
         model="mspcaps_t_scale16", data="fashionmnist_sample", epochs=1, batch_size=500, img_size=12, warmup_epochs=0

@@ -103,6 +103,7 @@ def tiny() -> tuple[torch.nn.Module, ImageSet]:
     return model, ImageSet(images, torch.tensor([0, 1, 2, 0, 1]), ("a", "b", "c"), "toy")
 
 
+@pytest.mark.slow
 def test_measuring_is_repeatable_and_whole():
     model, data = tiny()
     settings = [Setting(8, "mean", 1), Setting(4, "blur", 8)]
@@ -151,6 +152,7 @@ def test_the_map_of_another_image_is_one():
         assert all(owner != [i] for i, owner in enumerate(whose)), "and never for itself"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_named_patches_are_covered_and_as_many_random_ones():
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 STORED = json.loads((ROOT / RESULT).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_what_is_measured(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")

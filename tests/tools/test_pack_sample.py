@@ -19,6 +19,7 @@ def test_mosaic_and_choice() -> None:
     assert choose(np.array([1, 0, 1, 1, 0, 0]), 2).tolist() == [0, 1, 2, 4]
 
 
+@pytest.mark.slow
 def test_sample_is_made_from_the_real_data(tmp_path: Path) -> None:
     if not is_cached("fashionmnist"):
         pytest.skip("fashionmnist is not cached; `mspcaps data get fashionmnist` fetches it")

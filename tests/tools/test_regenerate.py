@@ -27,6 +27,7 @@ def test_what_is_quoted_from_the_program_is_there_today() -> None:
     assert not [path.name for path, text in made.items() if path.read_text("utf-8") != text], "run `make regenerate`"
 
 
+@pytest.mark.slow
 def test_no_file_is_made_twice() -> None:
     assert not set(pages.pages(ROOT / "results")) & set(excerpts.pages())
     assert len(regenerate.generated()) == len(pages.pages(ROOT / "results")) + len(excerpts.pages()) + 2

@@ -16,6 +16,8 @@ from mspcaps.models import shipped as weights
 from mspcaps.training import Recipe, train
 from tools import ship
 
+pytestmark = pytest.mark.slow  # what they share takes seconds to set up
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -12,7 +12,7 @@ from mspcaps.training.step import Step, make_step
 
 EPOCHS = 8
 CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs, whose sums are in another order, differ by up to 0.003
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 def make(engine: Engine, seed: int = 0, kernels: bool = True) -> Step:

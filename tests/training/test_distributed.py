@@ -115,6 +115,7 @@ def found_in(out: Path) -> tuple[torch.Tensor, dict, dict, dict]:
     return gradients, statistics, json.loads(entry.read_text()), load_file(last)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,7 @@ def test_memory_layout_and_share_of_the_batch_do_not_matter() -> None:
         assert torch.equal(layer(part), expected.chunk(4)[rank])
 
 
+@pytest.mark.slow
 def test_the_compiler_draws_the_same_masks(tiny_npz: Path, tmp_path: Path) -> None:
     if not compiler_works():
         pytest.skip("there is no C++ compiler")
@@ -132,6 +133,7 @@ def killed_at(data: Path, folder: Path, epoch: int, step: int) -> None:
     Trainer(scratch_recipe(data), CPU, "eager", listener=listener, **options).run()  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_dropout_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     for folder, kills in (("clean", [(-1, 0)]), ("killed", [(0, 3), (1, 1), (3, 5), (5, 6), (-1, 0)])):

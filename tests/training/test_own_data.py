@@ -68,6 +68,7 @@ def test_the_batches_of_an_epoch_are_balanced_in_every_share() -> None:
     assert torch.equal(torch.cat([half.order for half in halves], dim=1), whole.order)
 
 
+@pytest.mark.slow
 def test_streaming_equals_resident_images_when_balanced(
     skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_batch_that_fits_leaves_eight_steps() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_transferred_weights_learn_a_small_real_task_faster(tmp_path: Path) -> None:
     """Sixty real pictures of three garments: from CIFAR-10's weights the loss falls faster than from fresh ones."""
     split = {}

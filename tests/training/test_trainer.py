@@ -86,6 +86,7 @@ def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, Run]) -> No
     assert not (folder / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_one_seed_one_result_another_seed_another(
     finished: tuple[Recipe, Path, Run], tiny_npz: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     """Twenty kills in all, over as many interrupted runs as that takes; every checkpoint interval is one step."""
     seed = random.randrange(10**6)
@@ -155,6 +157,7 @@ def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     assert interrupted
 
 
+@pytest.mark.slow
 def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder read as it is needed trains exactly what the same folder in memory trains, resumed mid-epoch as well."""
     images, labels = bars(60, 20, 3)
@@ -196,6 +199,7 @@ def test_checkpoint_of_another_recipe_is_refused(tiny_npz: Path, tmp_path: Path)
         train(recipe_for(tiny_npz, lr=1.0), device="cpu", out=tmp_path, results=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_engine_compile_trains_alike_and_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2, model="mspcaps_t_scale16")
     if not compiler_works():
@@ -386,6 +390,7 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
     ] == ["left"]
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +460,7 @@ def test_ctrl_c_that_ends_the_compiler_is_no_failure(tiny_npz: Path, tmp_path: P
     assert trainer.run() is None
 
 
+@pytest.mark.slow
 def test_a_run_stopped_within_an_epoch_has_the_curve_of_one_that_was_not(tiny_npz: Path, tmp_path: Path) -> None:
     stop = threading.Event()
     recipe = recipe_for(tiny_npz, epochs=2)
