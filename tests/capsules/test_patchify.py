@@ -87,6 +87,21 @@ def test_positions_start_from_a_standard_normal():
     assert abs(position.std().item() - 1) < 0.03 and abs(position.mean().item()) < 0.03
 
 
+def test_without_positions_nothing_is_added_and_nothing_else_changes():
+    torch.manual_seed(0)
+    module = PatchifyCaps(4, 3, (2, 3), 2, position=False).double()
+    assert [name for name, _ in module.named_parameters()] == [
+        "project.weight",
+        "project.bias",
+        "norm.weight",
+        "norm.bias",
+    ]
+    f, other = torch.randn(2, 4, 5, 6, dtype=torch.float64), random_patchify(4, 3, (2, 3), 2)
+    nn.init.zeros_(other.position)
+    other.load_state_dict(module.state_dict(), strict=False)
+    assert torch.equal(module(f), other(f)) and module.tensor_places() == {}
+
+
 def test_its_layers_are_called_so_that_hooks_and_pruning_work():
     module, seen = random_patchify(2, 3, (2, 2), 2), []
     module.project.register_forward_hook(lambda layer, args, u: seen.append(u.shape))

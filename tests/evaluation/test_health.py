@@ -103,7 +103,7 @@ def test_states_are_what_the_forward_pass_does(name: str, images: ImageSet) -> N
 
 
 def test_a_model_without_couplings_has_no_health(images: ImageSet) -> None:
-    for name in ("mspcaps_t_linear", "resnet20"):
+    for name in ("mspcaps_t_linear", "mspcaps_t_concat", "resnet20"):
         model = create_model(name, num_classes=3)
         assert model.routing_state(images.images / 255) == []
         assert measure_health(model, images.images, images.labels) == ()

@@ -66,6 +66,19 @@ def test_shares_everything_and_leaves_the_model_as_it_was(name: str, monkeypatch
     assert kinds == ({PatchConv} if name == "resnet20" else fully)
 
 
+@pytest.mark.parametrize("options", [{"position": False}, {"decoder": True}])
+def test_options_of_t_are_those_of_the_twin(options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without positions the capsules are made the plain way: the kernel has no way to leave them out."""
+    monkeypatch.setattr(fused, "TRITON", True)
+    model = create_model("mspcaps_t", img_size=16, **options).train()
+    twin, averages = fuse(model), [torch.rand(2, n, c) for n, c in ((16, 32), (4, 64), (1, 128))]
+    assert {id(p) for p in twin.parameters()} == {id(p) for p in model.parameters()}
+    assert isinstance(twin.backbone, FusedBackbone) and twin.decoder is model.decoder
+    if "position" in options:
+        expected = [layer.embed(u) for layer, u in zip(model.patchify, averages, strict=True)]
+        assert all(map(torch.equal, twin.patchify(averages), expected))
+
+
 def backbone(model: Model) -> Any:
     return model.backbone
 

@@ -222,7 +222,11 @@ def test_options_make_the_variants() -> None:
         assert made[0].config == {**made[1].config, "name": "mspcaps_t", **options}
 
 
-@pytest.mark.parametrize(("name", "options"), [("mspcaps_t", {"patch": 2}), ("mspcaps_t_dr", {"iterations": 1})])
+OPTIONS = [("mspcaps_t", {"patch": 2}), ("mspcaps_t", {"position": False}), ("mspcaps_t", {"decoder": True}),
+           ("mspcaps_t_dr", {"iterations": 1})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_options_survive_a_file(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, x = small(name, **options).eval(), images()
     save_weights(path := tmp_path / "w.safetensors", model, classes=list("abcd"))
@@ -247,5 +251,6 @@ def test_routing_states_are_named_after_their_blocks() -> None:
     states = model.routing_state(x)
     assert [state.name for state in states] == [f"routing.{i}" for i in range(4)]
     assert torch.equal(states[-1].output, model.forward_capsules(x))  # type: ignore[operator]
+    assert small("mspcaps_t_add").routing_state(x) == [], "nothing is weighed"
     assert small("resnet20").routing_state(x) == [] and small("resnet20").patch_grids() == []
     assert small("mspcaps_t").patch_grids() == [(4, (5, 5)), (8, (2, 2)), (16, (1, 1))]

@@ -30,7 +30,8 @@ PARAMETERS = {  # shared/spec/mspcaps.md, section 2: 3 x 32 x 32, 10 classes
     "mspcaps_l_p3": 13_702_704,
     "mspcaps_l_dr": 14_691_312,
 }
-CONTROLS = {"mspcaps_t_self": 344_320, "mspcaps_t_mean": 344_320}
+CONTROLS = dict.fromkeys(("mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_add"), 344_320)
+CONTROLS["mspcaps_t_concat"] = 557_312  # as many numbers vote as with own weights
 CONTROLS |= dict.fromkeys(("mspcaps_t_linear", "mspcaps_t_linear_margin"), 287_456 + 3584 * 10 + 10)
 PRINTED = {  # what the paper's tables show; it truncates
     "mspcaps_t": "344.3K", "mspcaps_t_unshared": "557.3K", "mspcaps_t_p2": "899.3K", "mspcaps_t_p3": "388.7K",
@@ -76,6 +77,34 @@ def test_parameters_are_exactly_those_of_the_paper(name):
     assert params == PARAMETERS[name]
     unit = 10**6 if PRINTED[name].endswith("M") else 10**3
     assert f"{params * 10 // unit / 10:.1f}" == PRINTED[name][:-1]
+
+
+def test_options_of_t_count_what_they_add_or_leave_out():
+    """Positions of 64, 16 and 4 capsules; a decoder from 10 x 32 numbers over 512 and 1024 to 3 x 32 x 32 pixels."""
+    assert count(shapes_only("mspcaps_t", position=False)) == 344_320 - (64 * 8 + 16 * 8 + 4 * 16) == 343_616
+    drawn = (320 + 1) * 512 + (512 + 1) * 1024 + (1024 + 1) * 3072
+    assert count(shapes_only("mspcaps_t", decoder=True)) == 344_320 + drawn == 4_182_784
+
+
+def test_a_decoder_changes_the_loss_and_nothing_else():
+    """It draws its weights last, so all others are those of the same seed without one; and classes may change."""
+    made = []
+    for decoder in (False, True):
+        torch.manual_seed(0)
+        made.append(create_model("mspcaps_t", num_classes=3, img_size=16, decoder=decoder).eval())
+    plain, model = made
+    assert all(torch.equal(t, model.state_dict()[key]) for key, t in plain.state_dict().items())
+    x, y = torch.rand(2, 3, 16, 16), torch.tensor([2, 0])
+    assert torch.equal(model(x), plain(x))
+    v = model.forward_capsules(x)
+    shown = torch.stack([torch.cat([v[b, j] * float(j == y[b]) for j in range(3)]) for b in range(2)])
+    error = (model.decoder(shown) - x.flatten(1)).square().sum() / 2
+    expected = margin_loss(plain(x), y) + 0.0005 * error
+    torch.testing.assert_close(model.training_loss(x, y, model.criterion), expected)
+    model.reset_classifier(5)
+    assert model.reconstruct(model.forward_capsules(x), y).shape == x.shape
+    model.training_loss(x, y, model.criterion).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.decoder.parameters())
 
 
 def test_one_channel_takes_fewer_parameters():

@@ -45,7 +45,9 @@ def test_the_same_task_takes_everything(name, tmp_path):
 
 
 HEADS = {
-    "capsnet": {"routing.w"},"resnet20": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
+    "mspcaps_t_add": {"routing.1.w"}, "mspcaps_t_concat": {"routing.1.w"},
+    "capsnet": {"routing.w"}, "resnet20": {"head.weight", "head.bias"},
+         "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip
 
@@ -225,6 +227,10 @@ def test_options_travel_with_the_weights(tmp_path):
     _, model, done = begun(tmp_path / "w", CLASSES, patch=2, shared=False)  # what the file does not have
     assert done.fresh == {"routing.0.w1": "other options", "routing.1.w1": "other options"} and not done.fitted
     assert torch.equal(model.routing[0].w2, old["routing.0.w2"])
+    _, model, done = begun(tmp_path / "w", CLASSES, patch=2, position=False, decoder=True)
+    drawn = {f"decoder.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")}
+    assert done.fresh == dict.fromkeys(sorted(drawn), "other options") and not done.fitted
+    assert depends_on_classes({"name": "mspcaps_t", **TASK, "decoder": True}) == {"routing.1.w2", "decoder.0.weight"}
 
 
 def test_the_same_shape_on_another_window_or_channel_means_something_else():

@@ -114,8 +114,21 @@ def test_the_controls_follow_the_papers_recipe() -> None:
     assert {r.model for r in runs} == heads and len(runs) == 12
     paper = load_recipe("paper/cifar10/mspcaps_t")
     controls = [load_recipe(name) for name in list_recipes() if name.startswith("controls/cifar10/")]
-    assert {r.model for r in controls} == {*heads, "resnet20", "resnet18"}
-    assert all(replace(r, model=paper.model, seed=0) == paper for r in [*runs, *controls])
+    fusions = {"mspcaps_t_add", "mspcaps_t_concat"}
+    assert {r.model for r in controls} == {*heads, *fusions, "resnet20", "resnet18", "mspcaps_t"}
+    alike = [*runs, *(r for r in controls if r.model != "mspcaps_t")]
+    assert all(replace(r, model=paper.model, seed=0) == paper for r in alike)
+
+
+def test_claims_without_a_table_have_ledger_paths_of_their_own() -> None:
+    """Options are part of the name, as `replace` gives it, so that nothing is taken for the paper's own runs."""
+    paper, runs = load_recipe("paper/cifar10/mspcaps_t"), load_sweep(recipe_folder() / "sweeps" / "claims.toml")
+    assert len({(r.model, r.run_name) for r in runs}) == len(runs) == 12
+    for option in ({"position": False}, {"decoder": True}):
+        mine = [r for r in runs if r.options == option]
+        assert mine == [paper.replace(options=option, seed=seed) for seed in range(3)]
+    fused = [r for r in runs if not r.options]
+    assert {r.model for r in fused} == {"mspcaps_t_add", "mspcaps_t_concat"} and {r.name for r in fused} == {"paper"}
 
 
 def test_sweep_files(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from mspcaps.capsules.losses import margin_loss
 from mspcaps.capsules.patchify import PatchifyCaps
 from mspcaps.capsules.routing import (
+    AdditionFusion,
+    ConcatenationFusion,
     CrossAgreementRouting,
     DynamicRouting,
     MeanAgreementRouting,
@@ -14,6 +16,8 @@ from mspcaps.capsules.squash import length, squash
 from mspcaps.capsules.votes import cast_votes
 
 __all__ = [
+    "AdditionFusion",
+    "ConcatenationFusion",
     "CrossAgreementRouting",
     "DynamicRouting",
     "MeanAgreementRouting",

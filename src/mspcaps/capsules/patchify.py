@@ -22,19 +22,20 @@ class PatchifyCaps(nn.Module):
     A remainder at the border is dropped (the paper's "border feature loss" at p = 3).
     """
 
-    def __init__(self, in_chans: int, caps_dim: int, grid: Grid, patch: int) -> None:
+    def __init__(self, in_chans: int, caps_dim: int, grid: Grid, patch: int, position: bool = True) -> None:
         super().__init__()
         self.grid, self.patch = grid, patch
         self.project = nn.Linear(in_chans, caps_dim)  # the 1x1 convolution, applied to channels-last patches
-        self.position = nn.Parameter(torch.empty(grid[0] * grid[1], caps_dim))
+        self.position = nn.Parameter(torch.empty(grid[0] * grid[1], caps_dim)) if position else None
         self.norm = nn.LayerNorm(caps_dim)
-        nn.init.normal_(self.position)  # the paper is silent; docs/results.md has what was tried on held-out images
+        if self.position is not None:
+            nn.init.normal_(self.position)  # the paper is silent; docs/results.md has what was tried on held-out images
 
     def extra_repr(self) -> str:
         return f"grid={self.grid}, patch={self.patch}"
 
     def tensor_places(self) -> dict[str, OnGrid]:
-        return {"position": OnGrid(*self.grid)}
+        return {} if self.position is None else {"position": OnGrid(*self.grid)}
 
     def forward(self, f: Tensor) -> Tensor:
         return self.embed(patch_averages(f, self.patch))  # line 1       [b, n, c]
@@ -42,7 +43,8 @@ class PatchifyCaps(nn.Module):
     def embed(self, u: Tensor) -> Tensor:
         """Patch averages [b, n, c] -> capsules [b, n, d]."""
         u = self.project(u)  # lines 2-4    [b, n, d]
-        u = u + self.position  # line 5
+        if self.position is not None:
+            u = u + self.position  # line 5
         return self.norm(u)  # lines 6-7
 
 

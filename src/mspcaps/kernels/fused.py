@@ -137,13 +137,15 @@ class FusedPatchify(nn.Module):
 
     def forward(self, averages: Sequence[Tensor]) -> list[Tensor]:
         layers: list[PatchifyCaps] = list(self.plain)  # type: ignore[arg-type]
-        if not embedding.supported(averages, [len(layer.project.weight) for layer in layers]):
+        positions = [layer.position for layer in layers if layer.position is not None]
+        dims = [len(layer.project.weight) for layer in layers]
+        if len(positions) < len(layers) or not embedding.supported(averages, dims):
             return [layer.embed(u) for layer, u in zip(layers, averages, strict=True)]
         return embedding.embed(
             averages,
             [layer.project.weight for layer in layers],
             [layer.project.bias for layer in layers],
-            [layer.position for layer in layers],
+            positions,
             [layer.norm.weight for layer in layers],
             [layer.norm.bias for layer in layers],
             layers[0].norm.eps,

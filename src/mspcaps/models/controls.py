@@ -1,8 +1,8 @@
 """What the routing of MSPCaps is worth: MSPCaps-T with something else in the place of cross-agreement routing.
 
 Not in the paper. Backbone and scales are those of mspcaps_t in all of them.
-Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self and mspcaps_t_mean 344,320 as mspcaps_t; mspcaps_t_linear and
-mspcaps_t_linear_margin 323,306.
+Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self, mspcaps_t_mean and mspcaps_t_add 344,320 as mspcaps_t;
+mspcaps_t_concat 557,312 as mspcaps_t_unshared; mspcaps_t_linear and mspcaps_t_linear_margin 323,306.
 """
 
 from dataclasses import replace
@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules import MeanAgreementRouting, SelfAgreementRouting, margin_loss
+from mspcaps.capsules import (
+    AdditionFusion,
+    ConcatenationFusion,
+    MeanAgreementRouting,
+    SelfAgreementRouting,
+    margin_loss,
+)
 from mspcaps.capsules.patchify import patch_averages
 from mspcaps.models.model import Model, Task
 from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grid
@@ -92,6 +98,18 @@ def mspcaps_t_self(task: Task) -> MSPCaps:
 def mspcaps_t_mean(task: Task) -> MSPCaps:
     """A coarse capsule is weighed by its mean agreement with the fine ones below it."""
     return MSPCaps(task, replace(TINY, routing=MeanAgreementRouting))
+
+
+@register_model
+def mspcaps_t_add(task: Task) -> MSPCaps:
+    """Fine capsules are added to the coarse one above them; nothing is weighed."""
+    return MSPCaps(task, replace(TINY, routing=AdditionFusion))
+
+
+@register_model
+def mspcaps_t_concat(task: Task) -> MSPCaps:
+    """Fine capsules are set beside the coarse one above them; nothing is weighed."""
+    return MSPCaps(task, replace(TINY, routing=ConcatenationFusion))
 
 
 @register_model

@@ -6,7 +6,8 @@ Differs from it: nothing known, though most of its ablations come out higher her
 it is silent, the reading is the one that reproduces every parameter count it prints; docs/paper.md lists what no count
 decides, such as the capsules of the _dr models and of mspcaps_l_shared. Vote weights start from N(0, 1 / d_in),
 positions from N(0, 1), everything else as PyTorch does.
-Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320; mspcaps_l 10,932,944.
+Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320 (343,616 without positions, 4,182,784 with a decoder, of
+which only training makes use); mspcaps_l 10,932,944.
 """
 
 import math
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import CrossAgreementRouting, DynamicRouting, PatchifyCaps, States
+from mspcaps.capsules import AdditionFusion, CrossAgreementRouting, DynamicRouting, PatchifyCaps, States
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
-from mspcaps.models.capsule_model import CapsuleModel
+from mspcaps.models.capsule_model import CapsuleModel, Decoder
 from mspcaps.models.layers import ConvBN, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
@@ -38,7 +39,9 @@ class Config:
     patch: int
     shared: bool
     scales: tuple[int, ...] = (0, 1, 2)  # which feature maps become capsules, finest first
-    routing: type[CrossAgreementRouting] = CrossAgreementRouting
+    routing: type[CrossAgreementRouting] | type[AdditionFusion] = CrossAgreementRouting
+    position: bool = True  # whether capsules know where they are
+    decoder: bool = False  # whether a reconstruction loss is added
 
 
 TINY = Config(widths=(32, 64, 128), depth=2, dims=(8, 8, 16), d_mid=16, d_out=32, patch=4, shared=True)
@@ -102,11 +105,13 @@ class MSPCaps(CapsuleModel):
         self.grids, self.scales = grids, config.scales
         self.backbone = MSRB(config, task.in_chans)
         self.patchify = MultiScalePatchify(
-            PatchifyCaps(config.widths[i], config.dims[i], grid, config.patch)
+            PatchifyCaps(config.widths[i], config.dims[i], grid, config.patch, config.position)
             for i, grid in zip(config.scales, grids, strict=True)
         )
         self.routing = nn.ModuleList(self.build_routing(config))
         self.num_features = sum(math.prod(g) * config.dims[i] for i, g in zip(config.scales, grids, strict=True))
+        self.task, self.d_out = task, config.d_out
+        self.decoder = Decoder(task.num_classes * config.d_out, task) if config.decoder else None
 
     def build_routing(self, config: Config) -> list[nn.Module]:
         """The CAR blocks: two for three scales, else one straight to the classes; a single scale meets itself."""
@@ -130,25 +135,30 @@ class MSPCaps(CapsuleModel):
 
     def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
         """Primary capsules of every scale -> class capsules [b, num_classes, d_out]."""
+        return self.route_blocks(u, states)[-1]
+
+    def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
+        """-> what every routing block makes of them [b, j, e], the class capsules last."""
         if len(u) < 3:
-            return self.routing[0](u[0], u[-1], states)
+            return [self.routing[0](u[0], u[-1], states)]
         middle = self.routing[0](u[0], u[1], states)
-        return self.routing[1](middle, u[2], states)
+        return [middle, self.routing[1](middle, u[2], states)]
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w], primary.i [b, n, d] and, of every routing block, routed.i [b, j, e]."""
-        maps, states = self.backbone(self.normalize(x)), States()
+        maps = self.backbone(self.normalize(x))
         u = self.patchify(maps)
-        self.route(u, states)
         named = {f"map.{i}": f for i, f in zip(self.scales, maps, strict=True)}
         named |= {f"primary.{i}": capsules for i, capsules in zip(self.scales, u, strict=True)}
-        return named | {f"routed.{i}": state.output for i, state in enumerate(states)}
+        return named | {f"routed.{i}": v for i, v in enumerate(self.route_blocks(u))}
 
     def get_classifier(self) -> nn.Module:
         return self.routing[-1]
 
     def new_classifier(self, num_classes: int) -> None:
         self.routing[-1] = self.routing[-1].with_outputs(num_classes)  # type: ignore[operator]
+        if self.decoder is not None:
+            self.decoder = Decoder(num_classes * self.d_out, self.task)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.backbone.grad_checkpointing = enable
@@ -175,10 +185,10 @@ class MSPCapsDR(MSPCaps):
         ]
         return [*per_scale, DynamicRouting(sum(halves), config.d_mid, self.num_classes, config.d_out, self.iterations)]
 
-    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
+    def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
         *per_scale, join = self.routing
         halved = [routing(capsules, states) for routing, capsules in zip(per_scale, u, strict=True)]
-        return join(torch.cat(halved, dim=1), states)
+        return [*halved, join(torch.cat(halved, dim=1), states)]
 
     def tensor_places(self) -> dict[str, Any]:
         return super().tensor_places() | {f"routing.{i}.w": self.grids for i in range(len(self.routing))}
@@ -211,8 +221,10 @@ def middle_grids(n_mid: int, coarse: Grid) -> tuple[Grid, Grid]:
 
 
 @register_model
-def mspcaps_t(task: Task, *, patch: int = 4, shared: bool = True) -> MSPCaps:
-    return MSPCaps(task, replace(TINY, patch=patch, shared=shared))
+def mspcaps_t(
+    task: Task, *, patch: int = 4, shared: bool = True, position: bool = True, decoder: bool = False
+) -> MSPCaps:
+    return MSPCaps(task, replace(TINY, patch=patch, shared=shared, position=position, decoder=decoder))
 
 
 @register_model

@@ -1,0 +1,75 @@
+"""Fusion in the place of routing: fine and coarse capsules become one vector, which votes; every vote counts the same.
+
+What the introduction of the paper argues against. Letters as in cross_agreement.py; nothing is weighed, so there are no
+couplings and no RoutingState to append.
+
+    addition        x[k] = u2[k] + mean over m of u1[k,m]
+    concatenation   x[k] = (u2[k], u1[k,1], ..., u1[k,m])
+    output          v[j] = squash( mean over k of x[k] W[k,j] )
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.routing.cross_agreement import group_fine, group_size
+from mspcaps.capsules.routing.state import States
+from mspcaps.capsules.squash import squash
+from mspcaps.capsules.votes import cast_votes
+from mspcaps.errors import MspcapsError
+
+
+class AdditionFusion(nn.Module):
+    """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out].
+
+    One matrix per coarse capsule, which fine capsules share: there is nothing else for `shared` to be.
+    """
+
+    inputs = ("fine", "coarse")
+
+    def __init__(self, fine: Grid, d1: int, coarse: Grid, d2: int, n_out: int, d_out: int, shared: bool = True) -> None:
+        super().__init__()
+        if not shared:
+            raise MspcapsError(f"shared is {shared}, but a fusion has one matrix for fine and coarse capsules together")
+        self.fine, self.coarse, self.n_out, self.d_out, self.dims = fine, coarse, n_out, d_out, (d1, d2)
+        d = self.fused_dim(d1, d2)
+        self.w = nn.Parameter(torch.randn(coarse[0] * coarse[1], d, n_out, d_out) / d**0.5)
+
+    def fused_dim(self, d1: int, d2: int) -> int:
+        """d of the vector that votes."""
+        if d1 != d2:
+            raise MspcapsError(f"capsules can only be added if their dimensions are equal, not {d1} and {d2}")
+        return d2
+
+    def fuse(self, u1: Tensor, u2: Tensor) -> Tensor:
+        """Fine capsules in groups [b, k, m, d1] and coarse ones [b, k, d2] -> [b, k, d]."""
+        return u2 + u1.mean(2)
+
+    def extra_repr(self) -> str:
+        return f"fine={self.fine}, coarse={self.coarse}, n_out={self.n_out}, d_out={self.d_out}"
+
+    def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
+        """`states` is left as it is."""
+        x = self.fuse(group_fine(u1, self.fine, self.coarse), u2)  # [b, k, d]
+        U = cast_votes(x.transpose(0, 1), self.w)  # [k, b, j, e]
+        return squash(U.mean(0))  # [b, j, e]
+
+    def tensor_places(self) -> dict[str, Any]:
+        """A matrix belongs to a coarse capsule and to the window of fine ones below it."""
+        return {"w": (self.coarse, (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1]))}
+
+    def with_outputs(self, n_out: int) -> "AdditionFusion":
+        """A new block like this one, for another number of output capsules."""
+        return type(self)(self.fine, self.dims[0], self.coarse, self.dims[1], n_out, self.d_out)
+
+
+class ConcatenationFusion(AdditionFusion):
+    """The same with the capsules set side by side: the matrix has rows for each of them."""
+
+    def fused_dim(self, d1: int, d2: int) -> int:
+        return d2 + group_size(self.fine, self.coarse) * d1
+
+    def fuse(self, u1: Tensor, u2: Tensor) -> Tensor:
+        return torch.cat([u2, u1.flatten(2)], dim=2)
