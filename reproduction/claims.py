@@ -10,6 +10,10 @@ from reproduction import paper
 from reproduction.dots import Line
 from reproduction.significance import Difference, holm
 
+SEEDS = 10  # fixed before they were trained, for these:
+PLANNED = ("mspcaps_t", "mspcaps_t_scale8", "mspcaps_t_dr", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_self",
+           "mspcaps_t_linear_margin")  # fmt: skip
+FIRST_SEEDS = range(3)  # what all models of T's size began with
 POOLED = "mspcaps_t"  # models of this size have several runs each, so that one spread can be taken for all
 
 
@@ -22,6 +26,7 @@ class Claim:
     pairs: tuple[tuple[str, str], ...]  # of models
     words: Mapping[str, str]  # for each model
     table: int = 0  # of the paper; 0: a question of our own
+    untested: bool = False  # whether the paper says it without a table
 
     @property
     def anchor(self) -> str:
@@ -123,6 +128,16 @@ def compare(groups: Mapping[str, Group]) -> dict[Claim, list[Comparison]]:
     for i, keep in zip(judged, kept, strict=True):
         pairs[i] = replace(pairs[i], corrected=keep)
     return {claim: [pair for pair in pairs if pair.claim is claim] for claim in CLAIMS}
+
+
+def first_seeds(groups: Mapping[str, Group]) -> dict[str, Group]:
+    """The same as they were with the first seeds alone."""
+    found = {}
+    for model, group in groups.items():
+        runs, repeats = (tuple(run for run in kind if run.seed in FIRST_SEEDS) for kind in (group.runs, group.repeats))
+        if runs:
+            found[model] = Group(runs, repeats)
+    return found
 
 
 def verdict_on(pairs: Sequence[Comparison]) -> str:

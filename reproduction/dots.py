@@ -1,11 +1,13 @@
-"""A picture of a few models: every run a dot, the mean over seeds a bar, the paper's figure a hollow mark."""
+"""Pictures in which every run is a dot: of a few models, with the mean over seeds and the paper's figure, and of two
+measures against each other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from mspcaps.pages.charts import nice_ticks
 
+HEIGHT, MARGIN = 400, 70  # of a scatter chart
 WIDTH, ROW, LEFT, RIGHT, TOP, AXIS, KEY = 750, 44, 240, 28, 14, 32, 26
 STYLE = """
 text { font: 15px system-ui, sans-serif; fill: #33363d }
@@ -14,9 +16,10 @@ text { font: 15px system-ui, sans-serif; fill: #33363d }
 .run { fill: #2f6fd0; fill-opacity: .65 }
 .mean { stroke: #1d4c96; stroke-width: 3 }
 .paper { fill: none; stroke: #c05a1c; stroke-width: 2 }
+.other { fill: #c05a1c; fill-opacity: .65 }
 @media (prefers-color-scheme: dark) {
 text { fill: #dcdfe6 } .faint { fill: #9aa0ab } .grid { stroke: #3a3e47 }
-.run { fill: #7fb0ff } .mean { stroke: #a9c9ff } .paper { stroke: #ff9c5b }
+.run { fill: #7fb0ff } .mean { stroke: #a9c9ff } .paper { stroke: #ff9c5b } .other { fill: #ff9c5b }
 }
 """
 
@@ -98,3 +101,45 @@ def key(y: float, paper: bool) -> list[str]:
         parts.append(diamond(LEFT + 262, y - 5, "paper"))
         parts.append(f'<text class="faint" x="{LEFT + 276}" y="{y}">the paper, best epoch (percent)</text>')
     return parts
+
+
+def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tuple[str, str], label: str) -> str:
+    """A standalone SVG: the dots of the first name in one colour, all others in another; a dot tells its name."""
+    flat = [point for found in points.values() for point in found]
+    xs, ys = (nice_ticks(min(p[i] for p in flat), max(p[i] for p in flat)) for i in (0, 1))
+    right, bottom = WIDTH - RIGHT, HEIGHT - MARGIN
+
+    def x_at(value: float) -> float:
+        return MARGIN + (right - MARGIN) * (value - xs[0]) / (xs[-1] - xs[0])
+
+    def y_at(value: float) -> float:
+        return bottom - (bottom - TOP) * (value - ys[0]) / (ys[-1] - ys[0])
+
+    parts = []
+    for x in map(x_at, xs):
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+    for y in map(y_at, ys):
+        parts.append(f'<line class="grid" x1="{MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    parts += [f'<text class="faint" x="{x_at(x):.1f}" y="{bottom + 18}" text-anchor="middle">{x:g}</text>' for x in xs]
+    parts += [f'<text class="faint" x="{MARGIN - 9}" y="{y_at(y) + 5:.1f}" text-anchor="end">{y:g}</text>' for y in ys]
+    parts.append(f'<text x="{right}" y="{bottom + 40}" text-anchor="end">{escape(axes[0])}</text>')
+    middle = (TOP + bottom) / 2
+    turned = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
+    parts.append(f"<text {turned}>{escape(axes[1])}</text>")
+    for place, (name, found) in enumerate(points.items()):
+        for x, y in found:
+            title = f"{escape(name)}: {x:.3f}, {y:.2f}"
+            mark = "other" if place else "run"
+            at = f'cx="{x_at(x):.1f}" cy="{y_at(y):.1f}"'
+            parts.append(f'<circle class="{mark}" {at} r="5"><title>{title}</title></circle>')
+    first, *others = points
+    parts.append(f'<circle class="run" cx="{MARGIN + 6}" cy="{HEIGHT - 17}" r="5"/>')
+    parts.append(f'<text class="faint" x="{MARGIN + 18}" y="{HEIGHT - 12}">{escape(first)}</text>')
+    if others:
+        parts.append(f'<circle class="other" cx="{MARGIN + 126}" cy="{HEIGHT - 17}" r="5"/>')
+        words = escape(", ".join(others))
+        parts.append(f'<text class="faint" x="{MARGIN + 138}" y="{HEIGHT - 12}">with {words}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
+    )

@@ -9,13 +9,15 @@ import jinja2
 
 from mspcaps.bench import tables as bench_tables
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.files import split_at_markers
 from mspcaps.pages.grid import grid
-from mspcaps.report.runs import Spread
+from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper
-from reproduction.dots import dot_chart
-from reproduction.significance import signed
+from reproduction.collapse import study_collapse
+from reproduction.dots import dot_chart, scatter_chart
+from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
     candidates_table,
     figures,
@@ -33,7 +35,9 @@ GENERATED = "<!-- Written by `make regenerate` from results/. Do not edit: a tes
 NONE, NOT_TRAINED = "–", "not trained yet"
 FIRST = "paper+initial_scale=positions0.02"  # how the first runs of 300 epochs are called today
 LATER = "81d459b"  # where more seeds of some models were trained, after the first runs of all
+SHARING = 6  # the paper's table of it
 PLURAL = {"holds": "hold", "holds in part": "hold in part", "is not confirmed": "are not confirmed"}
+Compared = Mapping[claims.Claim, Sequence[claims.Comparison]]
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
 
@@ -47,6 +51,10 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
     for claim in claims.CLAIMS:
         chart = dot_chart(claims.panels(claim, report.compared), claim.title)
         found[root / "docs" / "ablations" / f"{claim.anchor}.svg"] = chart
+    if study := values["collapse"]:
+        axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
+        chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
+        found[root / "docs" / "ablations" / "collapse.svg"] = chart
     for name, blocks in {
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
@@ -78,7 +86,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 def values_of(report: Report, results: Path) -> dict[str, Any]:
     """What the templates are filled with."""
-    compared = claims.compare(report.compared)
+    compared, before = claims.compare(report.compared), claims.compare(claims.first_seeds(report.compared))
     pairs = [pair for found in compared.values() for pair in found]
     judged: dict[str, list[str]] = {}
     for claim, found in compared.items():
@@ -98,10 +106,14 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "compared": compared, "judged": {verdict: judged[verdict] for verdict in PLURAL if verdict in judged},
         "plural": PLURAL, "smaller": claims.smaller_gaps(pairs), "verdict_on": claims.verdict_on,
         "corrected": [pair for pair in pairs if pair.corrected is not None],
-        "surpassing": [pair for pair in pairs if not pair.claim.table and pair.reversed],
+        "surpassing": [pair for pair in pairs if not pair.claim.table and not pair.claim.untested and pair.reversed],
         "pooled": pooled,
         "pooled_kept": [p.words for p, kept in zip(pooled.pairs, pooled.significant, strict=True) if kept]
         if pooled else [],
+        "collapse": study_collapse(report.compared), "rule": (LEAST_ENTROPY, MOST_TOP),
+        "health_images": IMAGES_ELSEWHERE, "training_losses": training_losses(report.compared),
+        "t": row_of_t(report), "sharing_gap": next(p.difference for p in pairs if p.claim.table == SHARING),
+        "t_rows": t_rows(report), "seeds": seeds_of(report.compared), "verdicts": verdicts(before, compared),
         "repeats": claims.repeat_differences(report.compared),
         "later": claims.later_seeds(report.compared, LATER), "later_commit": LATER,
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
@@ -138,6 +150,80 @@ def with_n(value: Spread) -> str:
 
 def lines(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
     return "\n".join(grid(heads, rows, right=right))
+
+
+# Seeds
+
+
+def row_of_t(report: Report) -> Row | None:
+    """MSPCaps-T on CIFAR-10, if it has runs."""
+    rows = (row for table in report.main for row in table.rows)
+    return next((r for r in rows if (r.model, r.dataset) == ("mspcaps_t", "cifar10") and r.group), None)
+
+
+def t_rows(report: Report) -> list[tuple[str, ...]]:
+    """What it reached after the last epoch and after the best."""
+    row, rows = row_of_t(report), list[tuple[str, ...]]()
+    for which in ("last", "best") if row and row.group and row.figure else ():
+        assert row and row.group and row.figure
+        spread, seeds = getattr(row.group, which), row.group.seeds(which)
+        deviation = f"{spread.deviation:.2f}" if spread.deviation is not None else NONE
+        gap = signed(round(spread.mean, 2) - row.figure.accuracy)
+        ends = (f"{min(seeds):.2f}", f"{max(seeds):.2f}")
+        rows.append((which, str(spread.n), f"{spread.mean:.2f}", deviation, *ends, f"{row.figure.accuracy:.2f}", gap))
+    return rows
+
+
+def seeds_of(groups: Mapping[str, Group]) -> dict[str, Any]:
+    """What has fewer seeds than ten: of the models that shall have them, and of the others."""
+    few = {model: group.last.n for model, group in groups.items() if group.last.n < claims.SEEDS}
+    planned = {model: few[model] for model in claims.PLANNED if model in few}
+    rest = {model: n for model, n in few.items() if model not in planned}
+    return {"goal": claims.SEEDS, "few": planned, "rest": rest, "planned": claims.PLANNED}
+
+
+def verdicts(before: Compared, now: Compared) -> dict[str, Any]:
+    """Of every comparison that more seeds than the first ones have been trained for, what was said then and now."""
+    pairs = [
+        (first, last)
+        for firsts, lasts in zip(before.values(), now.values(), strict=True)
+        for first, last in zip(firsts, lasts, strict=True)
+        if first.difference and last.difference
+    ]
+    grown = [(first, last) for first, last in pairs if numbers(first) != numbers(last)]
+    rows = [(last.words, numbers(first), first.verdict, numbers(last), last.verdict) for first, last in grown]
+    return {
+        "table": lines(("comparison", "seeds then", "verdict then", "seeds now", "verdict now"), rows) if rows else "",
+        "same": len(pairs) - len(grown), "changed": sum(first.verdict != last.verdict for first, last in grown),
+        "holm": [sum(bool(pair[i].corrected) for pair in pairs) for i in (0, 1)],
+        "uncorrected": [sum(pair[i].holds or pair[i].reversed for pair in pairs) for i in (0, 1)],
+        "judged": [sum(pair[i].corrected is not None for pair in pairs) for i in (0, 1)],
+    }  # fmt: skip
+
+
+def numbers(pair: claims.Comparison) -> str:
+    """3 and 10: the seeds of both sides."""
+    return " and ".join(str(group.last.n) for group in (pair.a, pair.b) if group)
+
+
+def training_losses(groups: Mapping[str, Group]) -> dict[str, Any]:
+    """How closely networks with shared and with own vote weights fit the training images, and what they reach."""
+    sharing = next(claim for claim in claims.CLAIMS if claim.table == SHARING)
+    losses = {
+        model: Spread.of([run.curve["loss"][-1] for run in groups[model].runs])
+        for pair in sharing.pairs
+        for model in pair
+        if model in groups
+    }
+    rows = []
+    for model, loss in losses.items():
+        spread = f" ± {loss.deviation:#.2g}" if loss.deviation is not None else ""
+        rows.append((sharing.words[model], f"{loss.mean:#.2g}{spread} (n = {loss.n})", with_n(groups[model].last)))
+    pair = [losses.get(model) for model in sharing.pairs[0]]
+    return {
+        "table": lines(("network", "training loss, last epoch", "test accuracy, last epoch"), rows, (1, 2)),
+        "loss": Difference.of(*pair) if all(pair) else None,  # type: ignore[arg-type]
+    }
 
 
 # The paper's tables and ours

@@ -1,6 +1,7 @@
 """How much better one set of runs is than another, and how sure that is."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -59,6 +60,39 @@ class Difference:
 
     def __neg__(self) -> "Difference":
         return replace(self, gap=-self.gap)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's r of n pairs with the interval of Fisher's z; no interval with fewer than four or on a line."""
+
+    r: float
+    n: int
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, x: Sequence[float], y: Sequence[float]) -> "Correlation | None":
+        """None where there are fewer than three pairs or nothing varies."""
+        if len(x) < 3 or min(len({*x}), len({*y})) < 2:
+            return None
+        r = max(-1.0, min(1.0, statistics.correlation(x, y)))
+        if len(x) < 4 or abs(r) > 1 - 1e-12:
+            return cls(r, len(x))
+        z, margin = math.atanh(r), statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) / math.sqrt(len(x) - 3)
+        return cls(r, len(x), math.tanh(z - margin), math.tanh(z + margin))
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low is not None and self.high is not None and self.low * self.high > 0
+
+    def __str__(self) -> str:
+        """r = +0.50 (95 % CI +0.07 to +0.77, n = 20)"""
+        interval = (
+            "" if self.low is None or self.high is None else f"95 % CI {signed(self.low)} to {signed(self.high)}, "
+        )
+        return f"r = {signed(self.r)} ({interval}n = {self.n})"
 
 
 def signed(value: float, digits: int = 2) -> str:

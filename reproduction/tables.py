@@ -44,6 +44,13 @@ class Row:
         return round(round(self.group.best.mean, 2) - self.figure.accuracy, 2)
 
     @property
+    def last_gap(self) -> float | None:
+        """The same after our last epoch."""
+        if self.group is None or self.figure is None:
+            return None
+        return round(round(self.group.last.mean, 2) - self.figure.accuracy, 2)
+
+    @property
     def missed(self) -> bool:
         return self.gap is not None and self.gap < 0
 

@@ -21,7 +21,7 @@ from reproduction.tables import binomial_error, changes, read_report, trials_of
 
 ROOT = Path(__file__).parents[2]
 T = "paper/cifar10/mspcaps_t"
-SCALES, ROUTING, SHARING, PATCHES, WORTH = CLAIMS
+SCALES, ROUTING, SHARING, PATCHES, WORTH, UNTESTED = CLAIMS
 
 
 @pytest.fixture
@@ -183,6 +183,19 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
     assert all(pair.smaller_than_printed for pair in found[ROUTING])
     pairs = [pair for pairs in found.values() for pair in pairs]
     assert smaller_gaps(pairs) == (3, 6), "not T's 1.80 and 7.80, nor L's 1.00"
+
+
+def test_what_the_paper_leaves_untested_has_runs_of_its_own(ledger):
+    """Models with options are found by their recipes, and T's own runs do not mix with them."""
+    enter_seeds(ledger, "controls/cifar10/mspcaps_t_no_position", [87.1, 87.0, 86.9])
+    enter_seeds(ledger, "controls/cifar10/mspcaps_t_decoder", [91.1, 91.0, 90.9])
+    position, addition, _, decoder = compared(ledger, UNTESTED)
+    assert (position.a.last.n, position.b.last.n, position.difference.gap) == (3, 3, pytest.approx(1.4))
+    assert position.holds and decoder.holds and addition.missing == ["mspcaps_t_add"]
+    assert not values_of(read_report(ledger), ROOT / "results")["surpassing"]
+    enter_seeds(ledger, "controls/cifar10/mspcaps_t_add", [91.1, 91.0, 90.9])
+    assert compared(ledger, UNTESTED)[1].reversed, "which is no head on the same backbone"
+    assert not values_of(read_report(ledger), ROOT / "results")["surpassing"]
 
 
 def test_a_verdict_names_its_correction(ledger):

@@ -39,12 +39,15 @@ class Group:
     def first(self) -> Run:
         return self.runs[0]
 
-    def spread(self, which: str) -> Spread:
-        """Of the accuracy after the "last" epoch or after the "best"."""
+    def seeds(self, which: str) -> list[float]:
+        """The accuracy of every seed after the "last" epoch or after the "best"."""
         seeds: dict[int, list[float]] = {}
         for run in self.runs + self.repeats:
             seeds.setdefault(run.seed, []).append(getattr(run.accuracy, which))
-        return Spread.of([statistics.fmean(values) for values in seeds.values()])
+        return [statistics.fmean(values) for values in seeds.values()]
+
+    def spread(self, which: str) -> Spread:
+        return Spread.of(self.seeds(which))
 
     @cached_property
     def last(self) -> Spread:
