@@ -132,13 +132,12 @@ def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tup
             mark = "other" if place else "run"
             at = f'cx="{x_at(x):.1f}" cy="{y_at(y):.1f}"'
             parts.append(f'<circle class="{mark}" {at} r="5"><title>{title}</title></circle>')
-    first, *others = points
+    first = next(iter(points))
     parts.append(f'<circle class="run" cx="{MARGIN + 6}" cy="{HEIGHT - 17}" r="5"/>')
     parts.append(f'<text class="faint" x="{MARGIN + 18}" y="{HEIGHT - 12}">{escape(first)}</text>')
-    if others:
+    if len(points) > 1:
         parts.append(f'<circle class="other" cx="{MARGIN + 126}" cy="{HEIGHT - 17}" r="5"/>')
-        words = escape(", ".join(others))
-        parts.append(f'<text class="faint" x="{MARGIN + 138}" y="{HEIGHT - 12}">with {words}</text>')
+        parts.append(f'<text class="faint" x="{MARGIN + 138}" y="{HEIGHT - 12}">its variants</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
