@@ -23,10 +23,10 @@ from typing import Annotated, Any
 
 import torch
 import tyro
+from mspcaps.cli.progress import counting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.cli.progress import counting
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
