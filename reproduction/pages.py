@@ -10,7 +10,7 @@ import jinja2
 from mspcaps.bench import tables as bench_tables
 from mspcaps.errors import MspcapsError
 from mspcaps.files import split_at_markers
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid
 from mspcaps.report.runs import Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper

@@ -14,7 +14,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
 from mspcaps.files import split_at_markers, write_atomically
 from mspcaps.models import create_model, list_models
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 BEGIN, END = "<!-- models -->\n", "<!-- /models -->"

@@ -2,7 +2,6 @@
 blocks of text."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 
 ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
 
@@ -70,11 +69,6 @@ def check_readable(path: Path) -> None:
         path.open("rb").close()
     except OSError as error:
         raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
-
-
-def reason(error: OSError) -> str:
-    """The system's message; where a file stands in the place of a folder, that it is not a directory."""
-    return os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or str(error)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, UnicodeDecodeError, ValueError)
@@ -25,7 +25,7 @@ def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:
         with gzip.open(path) if compressed else path.open("rb") as file:
             content = file.read(limit + 1)
     except _BROKEN as error:
-        raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if len(content) > limit:
         raise MspcapsError(f"{path} unpacks to more than {limit} bytes, more than any known data set")
     return content
@@ -37,7 +37,7 @@ def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
         with tarfile.open(path) as archive:
             _unpack(archive, path, folder, limit)
     except _BROKEN as error:
-        raise MspcapsError(f"cannot unpack {path}: {_reason(error)}") from error
+        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
 def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
@@ -53,7 +53,7 @@ def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
                 _pipe_deb(path, folder, limit)
                 return
     except _BROKEN as error:
-        raise MspcapsError(f"cannot unpack {path}: {_reason(error)}") from error
+        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
     raise MspcapsError(f"cannot unpack {path}: it holds no data.tar")
 
 
@@ -115,9 +115,3 @@ def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
                 raise EOFError("it is cut off")
             file.read(size % 2)
             yield header[:16].decode("ascii").rstrip(" ").rstrip("/"), content
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

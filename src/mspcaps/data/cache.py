@@ -20,7 +20,7 @@ import numpy as np
 
 from mspcaps.data.catalog import ARRAYS, CATALOG, SAMPLE, Facts, Variant, facts
 from mspcaps.data.formats import array_sha256, read_packed
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import write_atomically
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
@@ -129,7 +129,7 @@ def temporary_folder() -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=_FETCHING, dir=root, ignore_cleanup_errors=True)
     except OSError as error:
-        raise MspcapsError(f"cannot write to the cache folder {root}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot write to the cache folder {root}: {reason(error)}") from error
     with folder as name:
         yield Path(name)
 

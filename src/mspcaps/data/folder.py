@@ -24,7 +24,7 @@ from mspcaps.data.catalog import CATALOG
 from mspcaps.data.formats import has_manifest
 from mspcaps.data.imageset import ImageSet
 from mspcaps.data.pictures import pictures_below, read_header, read_picture
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import ProgressFn, no_progress, to_utf8
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def is_picture_folder(name_or_path: str | Path) -> bool:
 
 
 def _unreadable(folder: Path | str, error: OSError) -> MspcapsError:
-    return MspcapsError(f"cannot read {folder}: {error.strerror or error}")
+    return MspcapsError(f"cannot read {folder}: {reason(error)}")
 
 
 def throttled(log: Callable[[str], None], seconds: float = 5.0) -> ProgressFn:

@@ -8,8 +8,7 @@ from markupsafe import Markup
 
 from mspcaps.data.catalog import CATALOG
 from mspcaps.files import write_atomically
-from mspcaps.pages import render
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
 from mspcaps.report.runs import Group, read_groups
 from mspcaps.training.recipe import measured_on

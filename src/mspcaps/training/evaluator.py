@@ -71,9 +71,8 @@ class Evaluator:
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
-            if hasattr(self.model, "routing_state"):
-                for images, labels in self.looked_at:
-                    self.meter.add(images.float() / 255, labels)
+            for images, labels in self.looked_at:
+                self.meter.add(images.float() / 255, labels)
         self.model.train()
 
     def accuracy(self) -> float:
