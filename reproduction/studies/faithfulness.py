@@ -18,12 +18,12 @@ the figures into docs/explain.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
-from mspcaps.cli.progress import counting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +35,7 @@ from mspcaps.explanation.heat import ORDERS, mean_image
 from mspcaps.files import sha256_of, write_json
 from mspcaps.models import config_of, load_model, weights_path
 from mspcaps.models.layers import in_eval_mode
+from mspcaps.progress import Progress as ProgressBar
 from mspcaps.training.ledger import device_name, git_commit, software
 from reproduction.studies.named_patches import DRAWS, drops
 from reproduction.study_tables import METHODS
@@ -231,8 +232,8 @@ def main(
     torch.set_num_threads(threads)
     model = load_model(weights)
     images = load_for(model, data, "test").subset(slice(0, n))
-    with counting() as progress:
-        found = measure(model, images, SETTINGS, progress=lambda done, of: progress("curves", done, of))
+    with ProgressBar("curves") as bar:
+        found = measure(model, images, SETTINGS, progress=partial(bar.update, "curves"))
     entry = origin(model, images, "test", weights) | {
         "class": "the one the model chooses",
         "score": "length of the class capsule",

@@ -1,5 +1,4 @@
-"""Files: written so that a reader never sees half of one; folders locked by one process; checksums, sizes, generated
-blocks of text."""
+"""Files: written so that a reader never sees half of one; folders locked by one process; checksums, sizes."""
 
 import contextlib
 import hashlib
@@ -119,12 +118,3 @@ def format_bytes(count: int) -> str:
         if value >= 1000:
             value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
-def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
-    """The text before and after the two markers; a generated block replaces the markers and what is between them."""
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise MspcapsError(
-            f"{where} must hold {begin} and, after it, {end}, each once: what lies between them is replaced"
-        )
-    return text[: text.index(begin)], text[text.index(end) + len(end) :]

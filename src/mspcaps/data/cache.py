@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import time
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from mspcaps.data.catalog import ARRAYS, CATALOG, SAMPLE, Facts, Variant, facts
-from mspcaps.data.formats import array_sha256, read_packed
+from mspcaps.data.formats import array_sha256, read_npz, read_packed
 from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import write_atomically
 
-SAMPLE_FOLDER = Path(__file__).parent / "sample"
+SAMPLE_FOLDER = Path(__file__).parent / "sample"  # made by tools/pack_sample.py
 _FETCHING = ".fetching-"
-_BROKEN = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,6 @@ def _read(name: str, members: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not path.exists():
         raise MspcapsError(f"{facts(name).title} is not on this machine; run `mspcaps data get {name}` first")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {member: archive[member] for member in members}
-    except _BROKEN as error:
-        raise MspcapsError(f"{path} is damaged ({error}); delete it and run `mspcaps data get {name}` again") from error
+        return read_npz(path, members)
+    except MspcapsError as error:
+        raise MspcapsError(f"{error}; delete it and run `mspcaps data get {name}` again") from error

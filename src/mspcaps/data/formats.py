@@ -10,6 +10,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,8 @@ def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz; arrays of Python objects are refused because reading them would run code."""
+def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, or those named; arrays of Python objects are refused: reading them would run code."""
     if not path.is_file():
         raise MspcapsError(f"{path} does not exist")
     check_readable(path)
@@ -148,7 +149,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise MspcapsError(f"{path} is not an .npz archive, or it is cut off")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in (archive.files if names is None else names)}
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path} as .npz: {reason(error)}") from error
     if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
