@@ -40,7 +40,8 @@ def make(folder: Path) -> None:
     """Write the sample into the folder."""
     splits: dict[str, Any] = {}
     for split, per_class in PER_CLASS.items():
-        images, labels = read_cached("fashionmnist", split)
+        arrays = read_cached("fashionmnist", split)
+        images, labels = arrays[f"x_{split}"], arrays[f"y_{split}"]
         chosen = choose(labels, per_class)
         images, labels = images[chosen, 0], labels[chosen]
         picture = Image.fromarray(mosaic(images))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.models import list_models, summarize
 from mspcaps.training import ledger
@@ -51,12 +50,9 @@ def write_result(results: Path, result: dict[str, Any]) -> Path:
 def yardstick(model: str) -> str:
     """The ResNet whose parameter count is nearest: resnet20 for T, resnet18 for L."""
     params = summarize(model).params
-    resnets = [name for name in list_models("resnet*") if name != model]
-    if not resnets:
-        raise MspcapsError("there is no ResNet to compare with")
 
     def factor(name: str) -> float:
         other = summarize(name).params
         return max(params, other) / min(params, other)
 
-    return min(resnets, key=factor)
+    return min((name for name in list_models("resnet*") if name != model), key=factor)

@@ -54,8 +54,8 @@ def optional_fields(kind: type) -> type:
         table = typing.get_origin(hints[field.name]) is dict
         hint = list[str] if table else hints[field.name]
         note, metavar = str(notes.get(field.name, "")), "NAME=VALUE ..." if table else None
-        about = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
-        made.append((field.name, Annotated[hint | None, about], dataclasses.field(default=None)))
+        option = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
+        made.append((field.name, Annotated[hint | None, option], dataclasses.field(default=None)))
     return dataclasses.make_dataclass(f"{kind.__name__}Changes", made, frozen=True)
 
 

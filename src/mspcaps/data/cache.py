@@ -69,38 +69,37 @@ def is_cached(name: str) -> bool:
 def store(entry: Facts, arrays: Mapping[str, np.ndarray], variant: Variant) -> Path:
     """Write a data set that `match_variant` has accepted to the cache."""
     path = cache_path(entry.name)
-    about = {"provenance": variant.provenance, "sha256": {name: array_sha256(arrays[name]) for name in ARRAYS}}
-    content = {name: arrays[name] for name in ARRAYS} | {"about": np.array(json.dumps(about))}
+    metadata = {"provenance": variant.provenance, "sha256": {name: array_sha256(arrays[name]) for name in ARRAYS}}
+    content = {name: arrays[name] for name in ARRAYS} | {"about": np.array(json.dumps(metadata))}
     write_atomically(path, lambda file: np.savez(file, **content))  # type: ignore[arg-type]
     return path
 
 
-def read_cached(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [N, C, H, W] and labels uint8 [N] of one split."""
-    content = _read(name, (f"x_{split}", f"y_{split}"))
-    return content[f"x_{split}"], content[f"y_{split}"]
+def read_cached(name: str, split: str) -> dict[str, np.ndarray]:
+    """Images uint8 [N, C, H, W] as x_*, labels uint8 [N] as y_*; `split` is train, test or all."""
+    return _read(name, tuple(array for array in ARRAYS if split in (array[2:], "all")))
 
 
 def provenance(name: str) -> str:
     """Which variant of the set is cached, in one sentence."""
-    return str(_about(name)["provenance"])
+    return str(_metadata(name)["provenance"])
 
 
 def verify(name: str) -> str:
     """Recompute the sha256 of a cached set and return its provenance; a mismatch is an error."""
-    entry, about, arrays = facts(name), _about(name), _read(name, ARRAYS)
-    expected = next((v.sha256 for v in entry.variants if v.provenance == about["provenance"]), None)
+    entry, metadata, arrays = facts(name), _metadata(name), _read(name, ARRAYS)
+    expected = next((v.sha256 for v in entry.variants if v.provenance == metadata["provenance"]), None)
     if expected is None:
         raise MspcapsError(
             f"{cache_path(name)} has a format unknown to this version; run `mspcaps data get {name}` again"
         )
     for array in ARRAYS:
         # for the official SVHN the catalog has no sha256 of the arrays: use those stored after its md5 check
-        if array_sha256(arrays[array]) != (expected or about["sha256"])[array]:
+        if array_sha256(arrays[array]) != (expected or metadata["sha256"])[array]:
             raise MspcapsError(
                 f"{cache_path(name)} is damaged: {array} does not match its sha256; delete it and fetch it again"
             )
-    return str(about["provenance"])
+    return str(metadata["provenance"])
 
 
 def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: bool, where: str) -> Variant:
@@ -132,14 +131,14 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _about(name: str) -> dict[str, Any]:
+def _metadata(name: str) -> dict[str, Any]:
     if name == SAMPLE:
         variant = facts(name).variants[0]
         return {"provenance": variant.provenance, "sha256": variant.sha256}
     text = str(_read(name, ("about",))["about"])
     try:
-        about = json.loads(text)
-        return {"provenance": about["provenance"], "sha256": about["sha256"]}
+        metadata = json.loads(text)
+        return {"provenance": metadata["provenance"], "sha256": metadata["sha256"]}
     except (ValueError, KeyError, TypeError) as error:
         raise MspcapsError(
             f"{cache_path(name)} is damaged: it does not say where its data came from; fetch it again"

@@ -86,7 +86,7 @@ class Facts:
 
 def _facts(name: str, values: dict[str, Any]) -> Facts:
     """A table of catalog.toml; its lists become tuples."""
-    tables = {
+    tables: dict[str, Any] = {
         "augment": Augmentation(**values.pop("augment")),
         "variants": tuple(Variant(**variant) for variant in values.pop("variants")),
         "sources": tuple(
@@ -94,7 +94,7 @@ def _facts(name: str, values: dict[str, Any]) -> Facts:
             for source in values.pop("sources", ())
         ),
     }
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return Facts(name=name, **plain, **tables)
 
 
