@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from mspcaps.report.runs import Spread
@@ -56,6 +56,9 @@ class Difference:
         if self.margin is None:
             return ""
         return f"{signed(self.gap - self.margin)} to {signed(self.gap + self.margin)}"
+
+    def __neg__(self) -> "Difference":
+        return replace(self, gap=-self.gap)
 
 
 def signed(value: float, digits: int = 2) -> str:
