@@ -118,3 +118,10 @@ def format_bytes(count: int) -> str:
         if value >= 1000:
             value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """65 s, 22 min, 25 h"""
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"

@@ -46,7 +46,7 @@ class Evaluator:
             self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
 
     @cached_property
-    def looked_at(self) -> list[tuple[Tensor, Tensor]]:
+    def health_images(self) -> list[tuple[Tensor, Tensor]]:
         """The images whose routing is watched, uint8, on the device, in chunks."""
         index = chosen(len(self.data), self.device)
         if isinstance(self.data, FolderImages):
@@ -71,7 +71,7 @@ class Evaluator:
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
-            for images, labels in self.looked_at:
+            for images, labels in self.health_images:
                 self.meter.add(images.float() / 255, labels)
         self.model.train()
 
