@@ -18,7 +18,7 @@ from mspcaps.export.runner import INPUT, open_session
 from mspcaps.models import summarize
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.device import working_precision
-from mspcaps.training.step import captured
+from mspcaps.training.step import capture_graph
 
 FORMS = ("eager", "channels_last", "compiled", "captured", "onnxruntime")
 CONVENTIONS = {
@@ -57,7 +57,7 @@ class Forward(Timed):
         for _ in range(3):
             self()
         if self.form == "captured":
-            self.graph = captured(self.answer, warm_up=self.answer)
+            self.graph = capture_graph(self.answer, warm_up=self.answer)
 
     def forward(self) -> Tensor:
         enabled = self.autocast is not None

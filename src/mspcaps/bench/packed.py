@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,8 @@ from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.sweep import own_stream, run_sweep, share_of_device
-from mspcaps.training.trainer import Trainer
+from mspcaps.training.trainer import Log, Trainer
 
-Log = Callable[[str], None]
 EPOCHS = 25  # of the runs of a sweep
 MAX_COMPILE_SECONDS = 600.0  # of all runs together
 

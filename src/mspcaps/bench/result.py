@@ -28,23 +28,19 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def result_path(results: Path, result: dict[str, Any]) -> Path:
+def write_result(results: Path, result: dict[str, Any]) -> Path:
     """results/bench/<what>-<model>-<device>-torch<version>.json; a quick one, which is no measurement, says so."""
     device = slug(result["environment"]["device"])
     version = result["environment"]["software"]["torch"].split("+")[0]
     quick = "-quick" if result["quick"] else ""
-    return results / "bench" / f"{result['what']}-{result['model']}-{device}-torch{version}{quick}.json"
+    path = results / "bench" / f"{result['what']}-{result['model']}-{device}-torch{version}{quick}.json"
+    write_json(path, result)
+    return path
 
 
 def slug(text: str) -> str:
     """NVIDIA H200 -> nvidia-h200"""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def write_result(results: Path, result: dict[str, Any]) -> Path:
-    path = result_path(results, result)
-    write_json(path, result)
-    return path
 
 
 def yardstick(model: str) -> str:

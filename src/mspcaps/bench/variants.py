@@ -24,7 +24,7 @@ from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.step import make_step
-from mspcaps.training.trainer import preparing
+from mspcaps.training.trainer import preparation_lock
 
 CIFAR10 = facts("cifar10")
 AUGMENT: Augmentation = CIFAR10.augment
@@ -73,7 +73,7 @@ class EngineRun(Timed):
         self.epoch = self.done = 0
         self.loader.begin(0)
         if self.engine == "cudagraph":
-            with preparing:
+            with preparation_lock:
                 self.step.capture()
 
     def run(self, steps: int) -> int:

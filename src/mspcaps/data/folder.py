@@ -151,7 +151,7 @@ def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
     return sorted(order[count:]), sorted(order[:count])
 
 
-def loaded(loader: Iterable[T]) -> Iterator[T]:
+def iterate_batches(loader: Iterable[T]) -> Iterator[T]:
     """The batches of a DataLoader. Its workers wrap an error message in a traceback; this unwraps it."""
     batches = iter(loader)
     while True:
