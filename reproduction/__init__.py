@@ -1,4 +1,4 @@
 """The paper beside our runs: what it prints, what we measured, and the pages of docs/ that compare the two.
 
-Not part of the package. `python -m reproduction` writes the pages from results/; `make regenerate` does so too.
+Not part of the package. `make regenerate` writes the pages from results/.
 """

@@ -11,7 +11,7 @@ from mspcaps.bench import tables as bench_tables
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.files import split_at_markers
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper
@@ -72,6 +72,15 @@ def with_block(text: str, mark: str, block: str, where: str) -> str:
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     before, after = split_at_markers(text, begin, end, where)
     return f"{before}{begin}\n{GENERATED}\n\n{block.strip()}\n\n{end}{after}"
+
+
+def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
+    """The text before and after the two markers; a generated block replaces the markers and what is between them."""
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise MspcapsError(
+            f"{where} must hold {begin} and, after it, {end}, each once: what lies between them is replaced"
+        )
+    return text[: text.index(begin)], text[text.index(end) + len(end) :]
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import format_bytes
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid
 
 METHODS = {
     "part_whole": "part-whole heat map",

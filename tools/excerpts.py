@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mspcaps.cli import COMMANDS, DATA, main
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mspcaps"

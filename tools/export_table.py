@@ -12,9 +12,10 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
-from mspcaps.files import split_at_markers, write_atomically
+from mspcaps.files import write_atomically
 from mspcaps.models import create_model, list_models
-from mspcaps.pages.grid import grid
+from mspcaps.pages import grid
+from reproduction.pages import split_at_markers
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 BEGIN, END = "<!-- models -->\n", "<!-- /models -->"

@@ -1,4 +1,6 @@
-"""Packs the embedded sample of FashionMNIST anew from the cached data: `python -m tools.pack_sample`.
+"""Packs the embedded sample anew from the cached FashionMNIST: `python -m tools.pack_sample`.
+
+The first 500 training and 100 test images of each class, in file order.
 
 Packed parts: manifest.json with the sha256 of each array, a PNG mosaic and the labels of each split.
 """
@@ -11,8 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import mspcaps.data.sample
-from mspcaps.data.cache import read_cached
+from mspcaps.data.cache import SAMPLE_FOLDER, read_cached
 from mspcaps.data.formats import COLUMNS, array_sha256
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically, write_json
@@ -39,7 +40,8 @@ def make(folder: Path) -> None:
     """Write the sample into the folder."""
     splits: dict[str, Any] = {}
     for split, per_class in PER_CLASS.items():
-        images, labels = read_cached("fashionmnist", split)
+        arrays = read_cached("fashionmnist", split)
+        images, labels = arrays[f"x_{split}"], arrays[f"y_{split}"]
         chosen = choose(labels, per_class)
         images, labels = images[chosen, 0], labels[chosen]
         picture = Image.fromarray(mosaic(images))
@@ -56,6 +58,6 @@ def make(folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        make(Path(mspcaps.data.sample.__file__).parent)
+        make(SAMPLE_FOLDER)
     except MspcapsError as error:
         sys.exit(f"error: {error}")

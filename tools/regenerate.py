@@ -10,7 +10,7 @@ from pathlib import Path
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically
 from reproduction import pages
-from tools import draw_architecture, draw_cross_agreement, excerpts
+from tools import drawings, excerpts
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,8 +20,8 @@ def generated() -> dict[Path, str]:
     return {
         **pages.pages(ROOT / "results"),
         **excerpts.pages(),
-        ROOT / "docs" / "architecture.svg": draw_architecture.draw(),
-        ROOT / "docs" / "cross_agreement.svg": draw_cross_agreement.draw(),
+        ROOT / "docs" / "architecture.svg": drawings.draw_architecture(),
+        ROOT / "docs" / "cross_agreement.svg": drawings.draw_cross_agreement(),
     }
 
 

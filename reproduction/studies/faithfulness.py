@@ -18,6 +18,7 @@ the figures into docs/explain.md.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -232,7 +233,7 @@ def main(
     model = load_model(weights)
     images = load_for(model, data, "test").subset(slice(0, n))
     with ProgressBar("curves") as bar:
-        found = measure(model, images, SETTINGS, progress=lambda done, of: bar.update("measuring", done, of))
+        found = measure(model, images, SETTINGS, progress=partial(bar.update, "curves"))
     entry = origin(model, images, "test", weights) | {
         "class": "the one the model chooses",
         "score": "length of the class capsule",

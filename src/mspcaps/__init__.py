@@ -20,25 +20,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 # `import mspcaps` alone does not even import torch.
-_HOMES = {
-    "Recipe": "training",
-    "create_model": "models",
-    "evaluate": "evaluation",
-    "explain": "explanation",
-    "export_model": "export",
-    "from_pretrained": "export",
-    "list_models": "models",
-    "list_pretrained": "models",
-    "list_recipes": "training",
-    "load_dataset": "data",
-    "load_model": "models",
-    "load_recipe": "training",
-    "predict": "evaluation",
-    "push_to_hub": "export",
-    "save_pretrained": "export",
-    "train": "training",
-    **dict.fromkeys(("capsules", "data", "errors", "evaluation", "export", "models", "training"), ""),
+_NAMES = {
+    "data": ("load_dataset",),
+    "evaluation": ("evaluate", "predict"),
+    "explanation": ("explain",),
+    "export": ("export_model", "from_pretrained", "push_to_hub", "save_pretrained"),
+    "models": ("create_model", "list_models", "list_pretrained", "load_model"),
+    "training": ("Recipe", "list_recipes", "load_recipe", "train"),
+    "": ("capsules", "data", "errors", "evaluation", "export", "models", "training"),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 __getattr__ = lazy_attributes(__name__, _HOMES)
 
 

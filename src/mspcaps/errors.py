@@ -1,6 +1,8 @@
 """The one exception that users are meant to read, and help with its wording."""
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
 
@@ -17,3 +19,11 @@ def nearest(name: str, choices: Iterable[str], otherwise: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, which begins with a sentence and goes on with advice."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def reason(error: BaseException) -> str:
+    """Why it failed, in the words of the system or of the library; where a file stands in the place of a folder, that
+    it is not a directory."""
+    if isinstance(error, FileExistsError):
+        return os.strerror(errno.ENOTDIR)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,8 +1,6 @@
-"""Files: written so that a reader never sees half of one; folders locked by one process; checksums, sizes, generated
-blocks of text."""
+"""Files: written so that a reader never sees half of one; folders locked by one process; checksums, sizes."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 
 ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
 
@@ -72,11 +70,6 @@ def check_readable(path: Path) -> None:
         raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
 
 
-def reason(error: OSError) -> str:
-    """The system's message; where a file stands in the place of a folder, that it is not a directory."""
-    return os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or str(error)
-
-
 @contextlib.contextmanager
 def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
     """Lock the folder against other processes; the lock goes when this process ends, however that happens."""
@@ -127,10 +120,8 @@ def format_bytes(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
-    """The text before and after the two markers; a generated block replaces the markers and what is between them."""
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise MspcapsError(
-            f"{where} must hold {begin} and, after it, {end}, each once: what lies between them is replaced"
-        )
-    return text[: text.index(begin)], text[text.index(end) + len(end) :]
+def format_duration(seconds: float) -> str:
+    """65 s, 22 min, 25 h"""
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"

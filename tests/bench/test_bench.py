@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from mspcaps.bench import bench_infer, bench_train, infer, tables, write_result
-from mspcaps.bench.engine import EngineRun, Task
 from mspcaps.bench.packed import PackedRuns, pack, pack_sweep
-from mspcaps.bench.reference import AugmentedPictures, EagerReference, random_crop
 from mspcaps.bench.result import slug, yardstick
-from mspcaps.bench.tables import busy_note, duration, number
+from mspcaps.bench.tables import busy_note, number
 from mspcaps.bench.timing import Effort, Timing, quantile, time_interleaved
+from mspcaps.bench.variants import AugmentedPictures, EagerReference, EngineRun, Task, random_crop
 from mspcaps.cli import main
 from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
+from mspcaps.files import format_duration
 from mspcaps.models import summarize
 from mspcaps.training.step import batch_loss
 
@@ -39,7 +39,7 @@ def test_the_reference_computes_what_ours_computes():
         reference = EagerReference(SMALL.model(name), data, 8, none, CPU, workers=0)
         pictures, order = AugmentedPictures(data, none), run.loader.order[0].tolist()
         x, y = torch.stack([pictures[i][0] for i in order]), torch.stack([pictures[i][1] for i in order])
-        theirs = reference.loss(reference.model(x), y)
+        theirs = reference.criterion(reference.model(x), y)
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
         ours_grad = torch.autograd.grad(ours, list(run.step.model.parameters()))
         for g, h in zip(ours_grad, torch.autograd.grad(theirs, list(reference.model.parameters())), strict=True):
@@ -251,7 +251,7 @@ def test_small_words():
     assert "load 3.1" in busy_note({"busy": True, "load_before": 3.1})[0]
     assert slug("NVIDIA H200") == "nvidia-h200"
     assert [number(x) for x in (0.5432, 12.345, 1234.5)] == ["0.543", "12.3", "1,234"]
-    assert [duration(s) for s in (65, 1320, 90_000)] == ["65 s", "22 min", "25 h"]
+    assert [format_duration(s) for s in (65, 1320, 90_000)] == ["65 s", "22 min", "25 h"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mspcaps.data.augment import augmented, balanced_order, epoch_draws, epoch_order
+from mspcaps.data.augment import augment_images, balanced_order, epoch_draws, epoch_order
 from mspcaps.data.catalog import Augmentation
 
 
@@ -44,7 +44,7 @@ def test_equals_one_image_at_a_time(augment: Augmentation) -> None:
     images = torch.randint(256, (9, 3, 12, 10), dtype=torch.uint8)
     index = torch.tensor([8, 0, 3, 3, 5])
     draws = epoch_draws(7, 2, 5, augment)
-    got = augmented(images, index, draws, augment)
+    got = augment_images(images, index, draws, augment)
     want = torch.stack([one_image(images[i], draw, augment) for i, draw in zip(index, draws.tolist(), strict=True)])
     assert torch.allclose(got, want, atol=1e-5)
 
@@ -70,7 +70,7 @@ def test_draws_are_spread_evenly_and_new_in_every_epoch() -> None:
 def test_a_quarter_turn_is_exact() -> None:
     images = torch.randint(256, (1, 2, 7, 7), dtype=torch.uint8)
     draws = torch.tensor([[0, 0, 0, math.pi / 2]])
-    got = augmented(images, torch.tensor([0]), draws, Augmentation(rotate=90))
+    got = augment_images(images, torch.tensor([0]), draws, Augmentation(rotate=90))
     assert torch.allclose(got[0] * 255, torch.rot90(images[0].float(), -1, (1, 2)), atol=1e-2)
 
 

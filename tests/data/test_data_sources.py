@@ -24,6 +24,8 @@ from mspcaps.data.archives import unpack_deb, unpack_tar
 from mspcaps.data.catalog import Package, Variant, Web, facts
 from mspcaps.errors import MspcapsError
 
+needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
+
 
 class _Server(http.server.BaseHTTPRequestHandler):
     """Serves `files`; a name in `cuts` breaks off in the middle that many times first."""
@@ -62,10 +64,10 @@ def server() -> Iterator[tuple[str, type[_Server]]]:
 
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH (besides sh and cp): no registry client but the fakes put there."""
+    """The whole PATH, with sh, cp and dpkg-deb: no registry client but the fakes put there."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for tool in ("sh", "cp", "sleep"):
+    for tool in ("sh", "cp", "sleep", "dpkg-deb"):
         (folder / tool).symlink_to(f"/bin/{tool}")
     monkeypatch.setenv("PATH", str(folder))
     return folder
@@ -101,12 +103,13 @@ def test_npm_package_is_fetched_unpacked_and_verified(
     assert "already in" in said[1]
 
 
+@needs_dpkg
 def test_debian_package_after_an_update_of_the_lists(
     cache: Path, clients: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays, raw = _tiny(monkeypatch, Package("apt-get", "tiny"))
     data = tar({f"./usr/share/{name}.gz": gzip.compress(content) for name, content in raw.items()}, "w:xz")
-    (tmp_path / "p.deb").write_bytes(ar({"debian-binary": b"2.0", "control.tar.xz": b"x", "data.tar.xz": data}))
+    (tmp_path / "p.deb").write_bytes(ar({"debian-binary": b"2.0\n", "control.tar.gz": tar({}), "data.tar.xz": data}))
     fail = 'echo "E: Unable to locate" >&2; exit 100'
     script = f"""
         [ "$1" = update ] && echo > {tmp_path}/lists && exit 0
@@ -298,14 +301,21 @@ def test_archives_cut_off_or_too_large(tmp_path: Path) -> None:
     with pytest.raises(MspcapsError, match="4000"):  # together
         unpack_tar(tmp_path / "two.tgz", tmp_path / "two", limit=4000)
     assert not (tmp_path / "two" / "b").exists()
-    package = ar({"debian-binary": b"2.0\n", "data.tar.gz": content})
-    for bad in (package[:200], b"hello", ar({"debian-binary": b"2.0\n"}), package.replace(b"`\n", b"xx"), b""):
+
+
+@needs_dpkg
+def test_debian_packages_cut_off_or_too_large(tmp_path: Path) -> None:
+    parts = {"debian-binary": b"2.0\n", "control.tar.gz": tar({})}
+    package = ar({**parts, "data.tar.gz": tar({"a": os.urandom(5000)})})
+    for bad in (package[:200], package[:3000], b"hello", ar(parts), package.replace(b"`\n", b"xx"), b""):
         (tmp_path / "x.deb").write_bytes(bad)
         with pytest.raises(MspcapsError, match=r"x\.deb"):
             unpack_deb(tmp_path / "x.deb", tmp_path / "out")
     (tmp_path / "x.deb").write_bytes(package)
     unpack_deb(tmp_path / "x.deb", tmp_path / "deb")
     assert (tmp_path / "deb" / "a").stat().st_size == 5000
+    with pytest.raises(MspcapsError, match="4000"):
+        unpack_deb(tmp_path / "x.deb", tmp_path / "large", limit=4000)
 
 
 def test_official_cifar10_archive(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +340,7 @@ def test_official_cifar10_archive(cache: Path, tmp_path: Path, monkeypatch: pyte
     assert _left(cache) == ["cifar10.npz"]
 
 
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
+@needs_dpkg
 def test_debian_package_with_a_compression_python_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = b"Package: tiny\nVersion: 1\nArchitecture: all\nMaintainer: n <n@n>\nDescription: d\n"
     write_files(tmp_path / "tree", {"DEBIAN/control": control, "usr/share/x": b"content"})

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import mspcaps
-from tools import draw_architecture, draw_cross_agreement
+from tools import drawings
 
 DOCS = Path(__file__).parents[2] / "docs"
 PNG = re.compile(r'data:image/png;base64,([^"]+)')
@@ -28,11 +28,11 @@ def pixels(svg: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("name", "drawing"), [("architecture", draw_architecture), ("cross_agreement", draw_cross_agreement)]
+    ("name", "draw"), [("architecture", drawings.draw_architecture), ("cross_agreement", drawings.draw_cross_agreement)]
 )
-def test_it_is_what_the_script_draws(name: str, drawing: Any) -> None:
+def test_it_is_what_the_script_draws(name: str, draw: Any) -> None:
     """Last digits, and how a PNG is packed, may differ between machines."""
-    now, before = drawing.draw(), stored(name)
+    now, before = draw(), stored(name)
     again = "run `make regenerate`"
     assert NUMBER.sub("#", PNG.sub("", now)) == NUMBER.sub("#", PNG.sub("", before)), again
     for new, old in zip(*(NUMBER.findall(PNG.sub("", svg)) for svg in (now, before)), strict=True):
@@ -43,14 +43,14 @@ def test_it_is_what_the_script_draws(name: str, drawing: Any) -> None:
 
 @torch.no_grad()
 def test_the_routing_has_the_drawn_numbers() -> None:
-    drawing, svg = draw_cross_agreement, stored("cross_agreement")
+    svg = stored("cross_agreement")
 
     def shown(kind: str) -> list[float]:
         found = re.findall(rf'<text class="{kind}"[^>]*>([^<]*)<', svg)
         return [float(words.replace("−", "-")) for words in found]
 
     model: Any = mspcaps.create_model("mspcaps_t", num_classes=10, in_chans=1, pretrained="fashionmnist").eval()
-    image, k = mspcaps.load_dataset("fashionmnist_sample", "test").images[drawing.IMAGE][None] / 255, drawing.PLACE
+    image, k = mspcaps.load_dataset("fashionmnist_sample", "test").images[drawings.IMAGE][None] / 255, drawings.PLACE
     u1, u2, _ = model.forward_features(image)
     routing = model.routing[0]
     (rows, columns), r = routing.coarse, routing.fine[0] // routing.coarse[0]
@@ -65,10 +65,10 @@ def test_the_routing_has_the_drawn_numbers() -> None:
                 found.append(float(fine @ coarse) / len(coarse) ** 0.5)
         return found
 
-    here = [agreements(k, j) for j in drawing.PARENTS]
+    here = [agreements(k, j) for j in drawings.PARENTS]
     assert shown("agreement") == pytest.approx([value for one in here for value in one], abs=0.06)
     assert shown("best said") == shown("maxima said") == pytest.approx([max(one) for one in here], abs=0.06)
-    places = [torch.tensor([max(agreements(place, j)) for place in range(rows * columns)]) for j in drawing.PARENTS]
+    places = [torch.tensor([max(agreements(place, j)) for place in range(rows * columns)]) for j in drawings.PARENTS]
     couplings = [best.softmax(0)[k].item() for best in places]
     assert shown("couplings said") == pytest.approx(couplings, abs=0.006)
     assert couplings[0] > 0.5 and couplings[-1] < 0.01, "docs/paper.md says so in words"

@@ -30,7 +30,7 @@ from mspcaps.training.device import choose_engine, compiler_works
 from mspcaps.training.images import load_images
 from mspcaps.training.ledger import Run
 from mspcaps.training.loader import StreamingLoader
-from mspcaps.training.step import compiled
+from mspcaps.training.step import compile_once
 from mspcaps.training.sweep import expected_seconds, run_sweep, share_of_device
 
 CPU = torch.device("cpu")
@@ -493,6 +493,9 @@ def test_images_that_fill_up_the_last_batch_do_not_count(monkeypatch: pytest.Mon
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tensor([1.0, 0.0]).expand(len(x), 2)
 
+        def routing_state(self, x: torch.Tensor) -> list[object]:
+            return []
+
     monkeypatch.setattr(evaluator, "BATCH", 4)
     images = ImageSet(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 0]), ("a", "b"), "x")
     assert evaluator.Evaluator(First(), images, CPU, "eager", None).accuracy() == 80
@@ -563,4 +566,4 @@ def test_what_the_compiler_refuses_gets_a_sentence() -> None:
         return x if x.sum().item() > 0 else -x
 
     with pytest.raises(MspcapsError, match=r"^the model cannot be compiled: .+; train it with --engine eager$"):
-        compiled(unsteady)(torch.ones(2))
+        compile_once(unsteady)(torch.ones(2))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.data import Augmentation
-from mspcaps.data.augment import augmented, generator_for
+from mspcaps.data.augment import augment_images, generator_for
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.attacks import fgsm
 
@@ -60,4 +60,4 @@ def perturb(model: nn.Module, pixels: Tensor, changes: Changes) -> Tensor:
 def rotate(pixels: Tensor, degrees: float) -> Tensor:
     """uint8 [c, h, w] -> float32 [1, c, h, w] in [0, 1]: about the centre, black comes in, as in training."""
     draws = torch.tensor([[0.0, 0.0, 0.0, math.radians(degrees)]])
-    return augmented(pixels[None], torch.tensor([0]), draws, Augmentation(rotate=abs(degrees)))
+    return augment_images(pixels[None], torch.tensor([0]), draws, Augmentation(rotate=abs(degrees)))

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mspcaps.app.layout import head, import_gradio, layout, theme
 from mspcaps.app.store import ModelStore
 from mspcaps.app.uploads import MAX_UPLOAD_BYTES, accept
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -96,7 +96,7 @@ def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -
             },
         )
     except OSError as error:  # between our look at the address and now somebody else has taken it
-        raise MspcapsError(f"cannot listen on {host}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot listen on {host}: {reason(error)}") from error
     return Running(url, blocks)
 
 
@@ -108,7 +108,7 @@ def check_address(host: str, port: int | None) -> None:
         socket.create_server((host, port or 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         where = host if port is None else f"{host}, port {port}"
-        raise MspcapsError(f"cannot listen on {where}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot listen on {where}: {reason(error)}") from error
 
 
 class Gate:

@@ -96,7 +96,7 @@ def file_title(path: Path, others: Sequence[Path]) -> str:
 
 def trained_on(model: Model) -> str:
     """Name of a data set or a path, as the recipe has it; empty if the weights do not say."""
-    return str(getattr(model, "metadata", {}).get("recipe", {}).get("data") or "")
+    return str(model.metadata.get("recipe", {}).get("data") or "")
 
 
 def set_title(data: str) -> str:

@@ -1,6 +1,6 @@
 """Pictures from strangers: bytes -> a small picture that the browser keeps and sends along with every question.
 
-Bytes are counted first, then the header is judged, and only then is a pixel decoded (pictures/files.py). What is larger
+Bytes are counted first, then the header is judged, and only then is a pixel decoded (data/pictures.py). What is larger
 than the app needs is shrunk once, here; the file is gone when `accept` returns, and the server remembers nothing.
 """
 

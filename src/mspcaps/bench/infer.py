@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.engine import CIFAR10, Task
 from mspcaps.bench.result import environment, yardstick
 from mspcaps.bench.timing import Effort, Timed, quantile, significant, time_interleaved, timed
+from mspcaps.bench.variants import CIFAR10, Task
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.graphs import to_onnx, trace
 from mspcaps.export.model import describe
@@ -18,7 +18,7 @@ from mspcaps.export.runner import INPUT, open_session
 from mspcaps.models import summarize
 from mspcaps.models.layers import use_channels_last
 from mspcaps.training.device import working_precision
-from mspcaps.training.step import captured
+from mspcaps.training.step import capture_graph
 
 FORMS = ("eager", "channels_last", "compiled", "captured", "onnxruntime")
 CONVENTIONS = {
@@ -57,7 +57,7 @@ class Forward(Timed):
         for _ in range(3):
             self()
         if self.form == "captured":
-            self.graph = captured(self.answer, warm_up=self.answer)
+            self.graph = capture_graph(self.answer, warm_up=self.answer)
 
     def forward(self) -> Tensor:
         enabled = self.autocast is not None
@@ -74,11 +74,6 @@ class Forward(Timed):
         self.graph.replay()
         return self.y
 
-    def run(self, steps: int) -> int:
-        for _ in range(steps):
-            self()
-        return steps
-
 
 class OnnxForward(Timed):
     """A file that `mspcaps export` writes, or its content, in onnxruntime on the CPU."""
@@ -94,11 +89,6 @@ class OnnxForward(Timed):
 
     def __call__(self) -> Tensor:
         return torch.from_numpy(self.session.run(None, self.batch)[0])
-
-    def run(self, steps: int) -> int:
-        for _ in range(steps):
-            self()
-        return steps
 
 
 Works = dict[tuple[str, str], Forward | OnnxForward]  # (who, form) -> what runs here
@@ -134,8 +124,11 @@ def bench_infer(
     }
     for batch in batches:
         log(f"throughput at batch {batch}")
-        for key, (median, low, high) in throughput(works, device, batch, Effort.for_device(device, quick)).items():
-            times = {"median": median, "lowest": high, "highest": low}  # the longest time is the lowest rate
+        for forward in works.values():
+            forward.prepare(images(batch))
+        for key, timing in time_interleaved(works, device, Effort.for_device(device, quick).shortened()).items():
+            # the longest time is the lowest rate
+            times = {"median": timing.median, "lowest": max(timing.samples), "highest": min(timing.samples)}
             rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
             rows[key]["throughput"].append({"batch": batch, "images_per_second": rate})
     result["variants"] = {who: summary(who, names[who], rows) for who in names}
@@ -149,13 +142,10 @@ def prepare(
 ) -> tuple[Works, dict[str, str]]:
     """-> what runs here, and which forms do not, with the reason."""
     works: Works = {}
-    fails: dict[str, str] = {}
     elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
     forms = [form for form in FORMS if form != elsewhere]
-    if quick:
-        fails = dict.fromkeys(forms[2:], "skipped in a quick run")
-        forms = forms[:2]
-    for form in forms:
+    fails = dict.fromkeys(forms[2:] if quick else (), "skipped in a quick run")
+    for form in forms[: len(forms) - len(fails)]:
         for who, name in names.items():
             log(f"preparing {name}, {form}")
             model = Task().model(name)
@@ -190,24 +180,11 @@ def latencies(works: Works, device: torch.device, calls: int) -> dict[tuple[str,
         for key, forward in works.items():
             forward.run(1)  # the others' weights lie in the caches
             samples[key] += [1000 * timed(lambda: forward.run(1), device)[0] for _ in range(burst)]  # noqa: B023
+    shares = {"median": 0.5, "p95": 0.95}
     return {
-        key: {
-            "median": significant(quantile(times, 0.5)), "p95": significant(quantile(times, 0.95)), "calls": len(times),
-        }
+        key: {name: significant(quantile(times, share)) for name, share in shares.items()} | {"calls": len(times)}
         for key, times in samples.items()
-    }  # fmt: skip
-
-
-def throughput(
-    works: Works, device: torch.device, batch: int, effort: Effort
-) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """-> median, lowest and highest milliseconds per batch."""
-    effort = Effort(min(5, effort.repeats), effort.seconds / 4, effort.warmup)
-    x = images(batch)
-    for forward in works.values():
-        forward.prepare(x)
-    timings = time_interleaved(works, device, effort)
-    return {key: (timing.median, min(timing.samples), max(timing.samples)) for key, timing in timings.items()}
+    }
 
 
 def summary(who: str, name: str, rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """Several runs on one GPU against one alone: in bare steps, and as `mspcaps sweep` trains them, with evaluations."""
 
-import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
+from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.sweep import run_sweep, share_of_device
-from mspcaps.training.trainer import Trainer
+from mspcaps.training.sweep import own_stream, run_sweep, share_of_device
+from mspcaps.training.trainer import Log, Trainer
 
-Log = Callable[[str], None]
 EPOCHS = 25  # of the runs of a sweep
 MAX_COMPILE_SECONDS = 600.0  # of all runs together
 
@@ -31,23 +28,20 @@ class PackedRuns(Timed):
 
     def __init__(self, runs: list[EngineRun]) -> None:
         self.runs, self.pool = runs, ThreadPoolExecutor(len(runs))
-        self.streams: list[Any] = [
-            torch.cuda.Stream(run.device) if run.device.type == "cuda" else None for run in self.runs
-        ]
 
     def run(self, steps: int) -> int:
-        return max(self.pool.map(self.run_one, self.runs, self.streams, [steps] * len(self.runs)))
-
-    @staticmethod
-    def run_one(run: EngineRun, stream: Any, steps: int) -> int:
-        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-            taken = run.run(steps)
-            if stream is not None:
-                stream.synchronize()
-        return taken
+        return max(self.pool.map(run_on_stream, self.runs, [steps] * len(self.runs)))
 
     def close(self) -> None:
         self.pool.shutdown()
+
+
+def run_on_stream(run: EngineRun, steps: int) -> int:
+    with own_stream(run.device):
+        taken = run.run(steps)
+        if run.device.type == "cuda":
+            torch.cuda.current_stream(run.device).synchronize()
+    return taken
 
 
 def pack(
@@ -74,19 +68,15 @@ def pack(
 
 def pack_sweep(model: str, task: Task, device: torch.device, count: int, epochs: int = EPOCHS) -> dict[str, Any]:
     """The same by `run_sweep`, with evaluations."""
-    rates: list[float] = []
     with TemporaryDirectory() as folder:
         data = Path(folder, "synthetic.npz")
         train, test = task.data(), replace(task, images=min(task.images, CIFAR10.test)).data()
-        np.savez(
-            data, x_train=train.images.numpy(), y_train=train.labels.numpy(), x_test=test.images.numpy(),
-            y_test=test.labels.numpy(),
-        )  # fmt: skip
+        np.savez(data, x_train=train.images, y_train=train.labels, x_test=test.images, y_test=test.labels)
         base = replace(PAPER, model=model, data=str(data), batch_size=task.batch_size, augment=AUGMENT, epochs=epochs)
-        for size in (1, count):
-            recipes = [replace(base, seed=seed) for seed in range(size)]
-            rates.append(epochs_per_second(recipes, device, Path(folder, str(size))))
-    alone, together = rates
+        alone, together = (
+            epochs_per_second([replace(base, seed=seed) for seed in range(size)], device, Path(folder, str(size)))
+            for size in (1, count)
+        )
     return {
         "epochs": epochs,
         "seconds_per_epoch_alone": significant(1 / alone),

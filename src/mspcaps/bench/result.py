@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.models import list_models, summarize
 from mspcaps.training import ledger
@@ -29,12 +28,14 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def result_path(results: Path, result: dict[str, Any]) -> Path:
+def write_result(results: Path, result: dict[str, Any]) -> Path:
     """results/bench/<what>-<model>-<device>-torch<version>.json; a quick one, which is no measurement, says so."""
     device = slug(result["environment"]["device"])
     version = result["environment"]["software"]["torch"].split("+")[0]
     quick = "-quick" if result["quick"] else ""
-    return results / "bench" / f"{result['what']}-{result['model']}-{device}-torch{version}{quick}.json"
+    path = results / "bench" / f"{result['what']}-{result['model']}-{device}-torch{version}{quick}.json"
+    write_json(path, result)
+    return path
 
 
 def slug(text: str) -> str:
@@ -42,21 +43,12 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def write_result(results: Path, result: dict[str, Any]) -> Path:
-    path = result_path(results, result)
-    write_json(path, result)
-    return path
-
-
 def yardstick(model: str) -> str:
     """The ResNet whose parameter count is nearest: resnet20 for T, resnet18 for L."""
     params = summarize(model).params
-    resnets = [name for name in list_models("resnet*") if name != model]
-    if not resnets:
-        raise MspcapsError("there is no ResNet to compare with")
 
     def factor(name: str) -> float:
         other = summarize(name).params
         return max(params, other) / min(params, other)
 
-    return min(resnets, key=factor)
+    return min((name for name in list_models("resnet*") if name != model), key=factor)

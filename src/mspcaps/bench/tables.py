@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mspcaps.files import format_bytes
+from mspcaps.files import format_bytes, format_duration
 
 Rows = list[tuple[str, ...]]
 Table = tuple[tuple[str, ...], Rows]
@@ -22,13 +22,13 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
     )  # fmt: skip
     rows: Rows = []
     for name, variant in result["variants"].items():
-        ms, how = variant["ms_per_step"], f"{variant['form']}, {variant['precision']}"
+        ms, how = variant["ms_per_step"], f"{engine_of(variant)}, {variant['precision']}"
         who = {"reference": "reference", "ours_kernels_off": "our engine, kernels off"}.get(name, "our engine")
         kernels, memory = variant.get("kernels_per_step"), variant.get("peak_memory_bytes")
         rows.append((
             f"{variant['model']}, {who}, {how}", number(ms["median"]),
             f"{number(ms['lowest'])} - {number(ms['highest'])}", f"{variant['images_per_second']:,.0f}",
-            duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
+            format_duration(variant["seconds_300_epochs"]), number(variant["tflops"]),
             f"{100 * variant['share_of_matmul']:.1f} %", "-" if kernels is None else number(kernels),
             "-" if memory is None else format_bytes(memory),
         ))  # fmt: skip
@@ -54,9 +54,14 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
     return tables
 
 
+def engine_of(variant: dict[str, Any]) -> str:
+    """By its name of today, which older results do not have."""
+    return {"compiled": "compile", "captured": "cudagraph"}.get(variant["form"], variant["form"])
+
+
 def grown_eager(result: dict[str, Any]) -> bool:
     """Compiling for every size would take longer than measuring."""
-    return "scaling" in result and result["variants"]["ours"]["form"] in ("compiled", "compile")
+    return "scaling" in result and engine_of(result["variants"]["ours"]) == "compile"
 
 
 def training_notes(result: dict[str, Any]) -> list[str]:
@@ -71,7 +76,7 @@ def training_notes(result: dict[str, Any]) -> list[str]:
         f"“Of matmul”: relative to a {matmul['precision']} matrix product of {n} x {n}, which reaches "
         f"{number(matmul['tflops'])} TFLOP/s.",
         "* Derived from the time per step, without evaluation.",
-        *(["The cost of our engine at other sizes was measured in eager form."] if grown_eager(result) else []),
+        *(["The cost of our engine at other sizes was measured with the eager engine."] if grown_eager(result) else []),
         *busy_note(environment),
     ]
 
@@ -91,21 +96,17 @@ def inference_tables(result: dict[str, Any]) -> list[Table]:
 
 def inference_notes(result: dict[str, Any]) -> list[str]:
     ratios, environment = result["ratios"], result["environment"]
-    other = result["variants"]["resnet"]["model"]
+    other, software = result["variants"]["resnet"]["model"], environment["software"]
+    versions = ", ".join(f"{name} {software[name]}" for name in ("torch", "onnxruntime") if name in software)
     notes = [
         f"Each in its best form, {other} takes {ratios['latency_ours_vs_resnet']:.2f} times as long as "
         f"{result['model']} for one image, and {result['model']} has {ratios['throughput_ours_vs_resnet']:.2f} times "
         "its throughput.",
-        f"Device: {environment['device']}; {versions(environment['software'])}; {result['precision']}.",
+        f"Device: {environment['device']}; {versions}; {result['precision']}.",
         "Images/s are the highest of all batch sizes tried; the last column names that batch size.",
     ]
     notes += busy_note(environment)
     return notes + [f"Without {form}: {why}" for form, why in result["unavailable"].items()]
-
-
-def versions(software: dict[str, str]) -> str:
-    """Of what computed."""
-    return ", ".join(f"{name} {software[name]}" for name in ("torch", "onnxruntime") if name in software)
 
 
 def busy_note(environment: dict[str, Any]) -> list[str]:
@@ -117,9 +118,3 @@ def busy_note(environment: dict[str, Any]) -> list[str]:
 def number(value: float) -> str:
     """Three significant digits, with commas between thousands."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"

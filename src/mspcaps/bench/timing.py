@@ -9,26 +9,31 @@ import math
 import os
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch.autograd import DeviceType
 
 
-class Timed(ABC):
-    """Something that takes steps."""
+class Timed:
+    """Something that takes steps: a call is one; what takes several at a time overrides `run`."""
 
-    def settle(self) -> None:  # noqa: B027 - of most nothing is prepared
+    def settle(self) -> None:
         """Before every block, untimed: use up what was prepared while others ran."""
 
-    @abstractmethod
+    def __call__(self) -> object:
+        raise NotImplementedError
+
     def run(self, steps: int) -> int:
         """Take at least so many steps; returns how many."""
+        for _ in range(steps):
+            self()
+        return steps
 
 
+T = TypeVar("T")
 K = TypeVar("K")  # what tells variants apart
 
 
@@ -45,6 +50,10 @@ class Effort:
         if quick:
             return cls(repeats=2, seconds=0.0, warmup=1)
         return cls() if device.type == "cuda" else cls(repeats=7, seconds=2.0)
+
+    def shortened(self) -> "Effort":
+        """For what is measured at many points."""
+        return replace(self, repeats=min(5, self.repeats), seconds=self.seconds / 4)
 
 
 @dataclass(frozen=True)
@@ -105,17 +114,14 @@ class MatrixProduct(Timed):
         # Random, not zeros: on zeros a GPU draws less power and runs faster than it ever will on data.
         a, b = (torch.randn(self.n, self.n, generator=generator).to(device, dtype) for _ in range(2))
         self.a, self.b, self.out = a, b, torch.empty_like(a)
-        self.dtype = dtype
 
-    def run(self, steps: int) -> int:
-        for _ in range(steps):
-            torch.mm(self.a, self.b, out=self.out)
-        return steps
+    def __call__(self) -> None:
+        torch.mm(self.a, self.b, out=self.out)
 
     def to_dict(self, timing: Timing) -> dict[str, Any]:
         return {
             "n": self.n,
-            "precision": str(self.dtype).removeprefix("torch."),
+            "precision": str(self.a.dtype).removeprefix("torch."),
             "ms": timing.to_dict(),
             "tflops": significant(2 * self.n**3 / timing.median / 1e9),
         }
@@ -140,27 +146,20 @@ def kernels_per_step(variant: Timed, device: torch.device) -> float | None:
     with torch.profiler.profile(activities=activities) as profiler:
         steps = variant.run(1)
         wait_for(device)
-    ran = [
-        event.name
-        for event in profiler.events()
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
-    kernels = [name for name in ran if not name.startswith(("Memcpy", "Memset"))]
-    return round(len(kernels) / steps, 1) if kernels else None
+    ran = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    names = [event.name for event in ran if not event.is_user_annotation]
+    kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in names)
+    return round(kernels / steps, 1) if kernels else None
 
 
-class PeakMemory:
-    """What the GPU's allocator holds at most, from here on, on top of what it held before; None on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            wait_for(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            self.before = torch.cuda.memory_allocated(device)
-
-    def read(self) -> int | None:
-        if self.device.type != "cuda":
-            return None
-        wait_for(self.device)
-        return torch.cuda.max_memory_allocated(self.device) - self.before
+def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
+    """-> what the work returned, and the most that the GPU's allocator held on top of what it held before; None on a
+    CPU."""
+    if device.type != "cuda":
+        return work(), None
+    wait_for(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = work()
+    wait_for(device)
+    return result, torch.cuda.max_memory_allocated(device) - before

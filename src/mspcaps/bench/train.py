@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.engine import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.bench.packed import Log, pack
-from mspcaps.bench.reference import EagerReference
 from mspcaps.bench.result import environment, yardstick
 from mspcaps.bench.timing import (
     Effort,
     MatrixProduct,
-    PeakMemory,
     Timing,
     kernels_per_step,
+    measure_peak,
     significant,
     time_interleaved,
 )
+from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EagerReference, EngineRun, Task
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.models import summarize
 from mspcaps.training.device import Engine, choose_engine, working_precision
@@ -96,17 +95,18 @@ def compare(
     makers |= {f"ours_{also}": partial(EngineRun, task.model(model), on_device, task, also) for also in others}
     if device.type == "cuda" and engine != "eager":  # elsewhere there are none to switch off
         makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
+
+    def start(make: Callable[[], EngineRun | EagerReference]) -> EngineRun | EagerReference:
+        variant = make()
+        variant.run(2)  # the allocator still learns from the first
+        return variant
+
     for name, make in makers.items():
         log(f"preparing {name.replace('_', ', ')}")
-        peak = PeakMemory(device)
         try:
-            variant = make()
-            variant.run(2)  # the allocator still learns from the first
-            memory[name] = peak.read()
+            built[name], memory[name] = measure_peak(partial(start, make), device)
         except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
             log(f"left out: {first_line(error.inner_exception)}")
-            continue
-        built[name] = variant
     product = MatrixProduct(device, working_precision(device) or torch.float32, quick)
     log("timing them alternately")
     timings = time_interleaved({**built, "matmul": product}, device, effort)
@@ -162,21 +162,19 @@ def grow(
     model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], log: Log
 ) -> dict[str, list[dict[str, Any]]]:
     """The cost of ours along each axis, all points interleaved."""
-    effort = replace(effort, repeats=min(5, effort.repeats), seconds=effort.seconds / 4)
     runs: dict[Task, EngineRun] = {}
     for task in [task for tasks in along.values() for task in tasks]:
         if task not in runs:  # the axes meet in one point
             log(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
             runs[task] = EngineRun(task.model(model), task.data().to(device), task)
     log("timing them alternately")
-    timings = time_interleaved(runs, device, effort)
-    rows: dict[str, list[dict[str, Any]]] = {axis: [] for axis in along}
-    for axis, tasks in along.items():
-        for task in tasks:
-            timing = timings[task]
-            rows[axis].append({
-                "img_size": task.img_size, "batch_size": task.batch_size, "classes": task.num_classes,
-                "ms_per_step": timing.to_dict(),
-                "images_per_second": significant(1000 * task.batch_size / timing.median),
-            })  # fmt: skip
-    return rows
+    timings = time_interleaved(runs, device, effort.shortened())
+
+    def row(task: Task) -> dict[str, Any]:
+        return {
+            "img_size": task.img_size, "batch_size": task.batch_size, "classes": task.num_classes,
+            "ms_per_step": timings[task].to_dict(),
+            "images_per_second": significant(1000 * task.batch_size / timings[task].median),
+        }  # fmt: skip
+
+    return {axis: [row(task) for task in tasks] for axis, tasks in along.items()}

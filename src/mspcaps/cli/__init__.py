@@ -15,8 +15,8 @@ from typing import Any
 import tyro
 
 from mspcaps import __version__
-from mspcaps.cli import app, commands, datasets, explanations, training
-from mspcaps.errors import MspcapsError, nearest
+from mspcaps.cli import commands, datasets, training
+from mspcaps.errors import MspcapsError, nearest, reason
 
 Command = Callable[..., int | None]
 Table = dict[str, Command]
@@ -29,11 +29,11 @@ COMMANDS: Table = {
     "sweep": training.sweep,
     "eval": commands.evaluate,
     "predict": commands.predict,
-    "explain": explanations.explain,
+    "explain": commands.explain,
     "export": commands.export,
     "bench": commands.bench,
     "report": commands.report,
-    "app": app.app,
+    "app": commands.app,
 }
 DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.verify}
 
@@ -136,5 +136,5 @@ def refuse(why: str) -> int:
 
 def sentence(error: OSError) -> str:
     """What the system says, with the file it says it about."""
-    why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    why = "the disk is full" if error.errno == errno.ENOSPC else reason(error)
     return f"{error.filename}: {why}" if error.filename else why

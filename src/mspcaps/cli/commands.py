@@ -1,6 +1,5 @@
 """One typed function per command. What is heavy is imported inside, so that --help answers at once."""
 
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, show_progress, table
-from mspcaps.cli.training import stoppable
+from mspcaps.cli.common import Maybe, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes
 
@@ -190,16 +188,16 @@ def predict(
         top: Number of classes to print.
         device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
     """
+    check_paths(paths)
+    return print_results(
+        (f"{one.path}: {', '.join(f'{name} {score:.3f}' for name, score in one.top)}", one.error)
+        for one in predictions(weights, paths, top, device)
+    )
+
+
+def check_paths(paths: list[Path]) -> None:
     if not paths:
         raise MspcapsError("name at least one picture or folder")
-    failed = 0
-    for prediction in predictions(weights, paths, top, device):
-        if prediction.error is None:
-            print(f"{prediction.path}: " + ", ".join(f"{name} {score:.3f}" for name, score in prediction.top))
-        else:
-            print(f"error: {prediction.error}", file=sys.stderr)
-            failed += 1
-    return 1 if failed else 0
 
 
 def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
@@ -221,6 +219,43 @@ def is_onnx(weights: str, device: str | None) -> bool:
     if exported and device not in (None, "cpu"):
         raise MspcapsError(f"{weights} runs on the CPU, with onnxruntime: leave out --device {device}")
     return exported
+
+
+def explain(
+    weights: Positional[str],
+    paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
+    label: Annotated[Maybe[str], tyro.conf.arg(name="class")] = None,
+    out: Path = Path("runs/explain"),
+    device: Maybe[str] = None,
+) -> int:
+    """Write an HTML page per picture showing why the model decided as it did: parts, heat maps, part-whole tree.
+
+    Args:
+        weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
+        paths: Picture files or folders of pictures.
+        label: The class to explain; default: the predicted class, next to the runner-up.
+        out: Folder for the pages, with a subfolder per model.
+        device: cpu or cuda; default: the GPU if there is one.
+    """
+    from mspcaps.explanation.files import write_pages
+    from mspcaps.models import load_model
+    from mspcaps.training import choose_device
+
+    check_paths(paths)
+    with show_progress() as progress:
+        model, name = load_model(weights).to(choose_device(device)), weights_name(weights)
+        return print_results(
+            (f"{page.picture}: {page.answer}  {page.page}", page.error)
+            for page in write_pages(model, paths, out / name, label, progress.update, name)
+        )
+
+
+def weights_name(weights: str) -> str:
+    """What to call them: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
+    path = Path(weights)
+    if path.suffix != ".safetensors":
+        return path.name
+    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name
 
 
 def export(
@@ -313,3 +348,29 @@ def report(results: Path = Path("results"), out: Path = Path("runs/report")) -> 
     runs = sum(len(group.runs) + len(group.repeats) for group in groups)
     print(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
     print(f"Tables:    {out / 'report.md'}")
+
+
+def app(
+    weights: Annotated[tuple[Path, ...], tyro.conf.arg(help_behavior_hint="")] = (),
+    host: str = "127.0.0.1",
+    port: Maybe[int] = None,
+    device: Maybe[str] = None,
+) -> None:
+    """Serve a local web page for trying models on pictures: see the parts, rotate, add noise, attack.
+
+    Args:
+        weights: Your own .safetensors files, listed before the shipped models.
+        host: Address to listen on. The default is reachable from this computer only; there is no password.
+        port: Port to listen on; by default the first free one from 7860 on.
+        device: cpu or cuda; default: the GPU if there is one.
+    """
+    from mspcaps.app import ModelStore
+    from mspcaps.app.layout import import_gradio
+    from mspcaps.training import choose_device
+
+    import_gradio()  # if it is missing, say so before any model is loaded
+    from mspcaps.app.server import start
+
+    running = start(ModelStore([path.expanduser() for path in weights], choose_device(device)), host, port)
+    print(f"The app is running at {running.url} until you press Ctrl-C.", flush=True)
+    running.wait()

@@ -1,6 +1,11 @@
-"""What the commands share: options that may be left out, the progress of long work, tables."""
+"""What the commands share: options that may be left out, progress, Ctrl-C, tables, results picture by picture."""
 
-from collections.abc import Sequence
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, TypeVar
 
 import tyro
@@ -32,3 +37,39 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     for row in rows:
         grid.add_row(*map(Text, row))
     console.print(grid)
+
+
+def print_results(results: Iterable[tuple[str, str | None]]) -> int:
+    """A line per picture, or an error on stderr, as they come; the exit status says whether any failed."""
+    status = 0
+    for line, error in results:
+        print(line if error is None else f"error: {error}", file=sys.stdout if error is None else sys.stderr)
+        status = status if error is None else 1
+    return status
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """What Ctrl-C sets, so that runs can end in order; a second Ctrl-C ends everything at once.
+
+    KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
+    and a thread that is just being started is left behind.
+    """
+    from mspcaps.training import Stopped
+
+    stop = threading.Event()
+
+    def interrupted(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    except Stopped as stopped:
+        print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -23,15 +23,9 @@ def show() -> None:
     for status in list_datasets():
         facts = status.facts
         height, width = facts.native_size
-        rows.append(
-            (
-                facts.name,
-                f"{len(facts.classes)}",
-                f"{facts.channels} x {height} x {width}",
-                f"{facts.train:,} + {facts.test:,}",
-                format_bytes(status.bytes) if status.ready else f"`mspcaps data get {facts.name}`",
-            )
-        )
+        images = (f"{facts.channels} x {height} x {width}", f"{facts.train:,} + {facts.test:,}")
+        here = format_bytes(status.bytes) if status.ready else f"`mspcaps data get {facts.name}`"
+        rows.append((facts.name, f"{len(facts.classes)}", *images, here))
     table(("name", "classes", "image", "train + test", "on this machine"), rows, right=(1, 2, 3))
 
 

@@ -1,17 +1,12 @@
-"""`mspcaps train` and `mspcaps sweep`: runs, what can be changed about them, and how they are stopped."""
+"""`mspcaps train` and `mspcaps sweep`: runs, and what can be changed about them."""
 
 import ast
 import dataclasses
 import inspect
-import os
-import signal
 import sys
 import textwrap
-import threading
 import typing
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe
+from mspcaps.cli.common import Maybe, stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 
@@ -59,8 +54,8 @@ def optional_fields(kind: type) -> type:
         table = typing.get_origin(hints[field.name]) is dict
         hint = list[str] if table else hints[field.name]
         note, metavar = str(notes.get(field.name, "")), "NAME=VALUE ..." if table else None
-        about = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
-        made.append((field.name, Annotated[hint | None, about], dataclasses.field(default=None)))
+        option = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
+        made.append((field.name, Annotated[hint | None, option], dataclasses.field(default=None)))
     return dataclasses.make_dataclass(f"{kind.__name__}Changes", made, frozen=True)
 
 
@@ -146,33 +141,6 @@ def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
             whole = whole.resolve(resized(train, training_size(whole, train)))
         given["augment"] = dataclasses.asdict(typing.cast(Any, whole.augment)) | augment
     return recipe.replace(**given)
-
-
-@contextmanager
-def stoppable() -> "Iterator[threading.Event]":
-    """What Ctrl-C sets, so that runs can end in order; a second Ctrl-C ends everything at once.
-
-    KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
-    and a thread that is just being started is left behind.
-    """
-    from mspcaps.training import Stopped
-
-    stop = threading.Event()
-
-    def interrupted(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
-
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield stop
-    except Stopped as stopped:
-        print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
-        raise KeyboardInterrupt from None
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def sweep(

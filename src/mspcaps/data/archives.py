@@ -1,17 +1,15 @@
 """Opening archives from elsewhere: only plain files, only below the target folder, never more bytes than expected."""
 
 import gzip
-import io
 import lzma
 import shutil
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, UnicodeDecodeError, ValueError)
@@ -25,7 +23,7 @@ def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:
         with gzip.open(path) if compressed else path.open("rb") as file:
             content = file.read(limit + 1)
     except _BROKEN as error:
-        raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if len(content) > limit:
         raise MspcapsError(f"{path} unpacks to more than {limit} bytes, more than any known data set")
     return content
@@ -37,37 +35,21 @@ def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
         with tarfile.open(path) as archive:
             _unpack(archive, path, folder, limit)
     except _BROKEN as error:
-        raise MspcapsError(f"cannot unpack {path}: {_reason(error)}") from error
+        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
 def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
-    """Unpack the files of a Debian package: an ar archive whose member data.tar.* is a compressed tar."""
-    try:
-        for name, content in _ar_members(path):
-            if name in ("data.tar.xz", "data.tar.gz", "data.tar"):
-                with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-                    _unpack(archive, path, folder, limit)
-                return
-            if name.startswith("data.tar"):
-                # zstd came into Python's tarfile only with 3.14; Debian machines have dpkg-deb anyway
-                _pipe_deb(path, folder, limit)
-                return
-    except _BROKEN as error:
-        raise MspcapsError(f"cannot unpack {path}: {_reason(error)}") from error
-    raise MspcapsError(f"cannot unpack {path}: it holds no data.tar")
-
-
-def _pipe_deb(path: Path, folder: Path, limit: int) -> None:
+    """Unpack the plain files of a Debian package, with the program that is wherever apt-get is."""
     tool = shutil.which("dpkg-deb")
     if tool is None:
-        raise MspcapsError(f"cannot unpack {path}: its compression needs the program dpkg-deb, which is not installed")
-    with subprocess.Popen(
-        [tool, "--fsys-tarfile", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
+        raise MspcapsError(f"cannot unpack {path}: the program dpkg-deb is not installed")
+    command = [tool, "--fsys-tarfile", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 _unpack(archive, path, folder, limit)
+        except _BROKEN as error:
+            raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
         finally:
             process.kill()
 
@@ -97,27 +79,3 @@ def _copy(source: IO[bytes], target: Path, size: int) -> None:
         shutil.copyfileobj(source, file)
         if file.tell() != size:
             raise EOFError("it ends in the middle of a file")
-
-
-def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of each member: 60-byte text headers, content padded to even length."""
-    with path.open("rb") as file:
-        if file.read(8) != b"!<arch>\n":
-            raise ValueError("it is not a Debian package")
-        while header := file.read(60):
-            if len(header) < 60 or header[58:] != b"`\n":
-                raise EOFError("it is cut off")
-            size = int(header[48:58])
-            if not 0 <= size <= MAX_BYTES:
-                raise ValueError(f"it claims a member of {size} bytes")
-            content = file.read(size)
-            if len(content) < size:
-                raise EOFError("it is cut off")
-            file.read(size % 2)
-            yield header[:16].decode("ascii").rstrip(" ").rstrip("/"), content
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

@@ -57,7 +57,7 @@ def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation) -> Tensor:
     return draws
 
 
-def augmented(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentation) -> Tensor:
+def augment_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentation) -> Tensor:
     """images uint8 [n, c, h, w], index [b], draws [b, DRAWS] -> float32 [b, c, h, w] in [0, 1].
 
     Crop from the zero-padded image, then flip, then rotate about the centre (bilinear, zeros outside). Written as one

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import time
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from mspcaps.data.catalog import ARRAYS, CATALOG, SAMPLE, Facts, Variant, facts
-from mspcaps.data.formats import array_sha256, read_packed
-from mspcaps.errors import MspcapsError
+from mspcaps.data.formats import array_sha256, read_npz, read_packed
+from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import write_atomically
 
-SAMPLE_FOLDER = Path(__file__).parent / "sample"
+SAMPLE_FOLDER = Path(__file__).parent / "sample"  # made by tools/pack_sample.py
 _FETCHING = ".fetching-"
-_BROKEN = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -71,38 +69,37 @@ def is_cached(name: str) -> bool:
 def store(entry: Facts, arrays: Mapping[str, np.ndarray], variant: Variant) -> Path:
     """Write a data set that `match_variant` has accepted to the cache."""
     path = cache_path(entry.name)
-    about = {"provenance": variant.provenance, "sha256": {name: array_sha256(arrays[name]) for name in ARRAYS}}
-    content = {name: arrays[name] for name in ARRAYS} | {"about": np.array(json.dumps(about))}
+    metadata = {"provenance": variant.provenance, "sha256": {name: array_sha256(arrays[name]) for name in ARRAYS}}
+    content = {name: arrays[name] for name in ARRAYS} | {"about": np.array(json.dumps(metadata))}
     write_atomically(path, lambda file: np.savez(file, **content))  # type: ignore[arg-type]
     return path
 
 
-def read_cached(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [N, C, H, W] and labels uint8 [N] of one split."""
-    content = _read(name, (f"x_{split}", f"y_{split}"))
-    return content[f"x_{split}"], content[f"y_{split}"]
+def read_cached(name: str, split: str) -> dict[str, np.ndarray]:
+    """Images uint8 [N, C, H, W] as x_*, labels uint8 [N] as y_*; `split` is train, test or all."""
+    return _read(name, tuple(array for array in ARRAYS if split in (array[2:], "all")))
 
 
 def provenance(name: str) -> str:
     """Which variant of the set is cached, in one sentence."""
-    return str(_about(name)["provenance"])
+    return str(_metadata(name)["provenance"])
 
 
 def verify(name: str) -> str:
     """Recompute the sha256 of a cached set and return its provenance; a mismatch is an error."""
-    entry, about, arrays = facts(name), _about(name), _read(name, ARRAYS)
-    expected = next((v.sha256 for v in entry.variants if v.provenance == about["provenance"]), None)
+    entry, metadata, arrays = facts(name), _metadata(name), _read(name, ARRAYS)
+    expected = next((v.sha256 for v in entry.variants if v.provenance == metadata["provenance"]), None)
     if expected is None:
         raise MspcapsError(
             f"{cache_path(name)} has a format unknown to this version; run `mspcaps data get {name}` again"
         )
     for array in ARRAYS:
         # for the official SVHN the catalog has no sha256 of the arrays: use those stored after its md5 check
-        if array_sha256(arrays[array]) != (expected or about["sha256"])[array]:
+        if array_sha256(arrays[array]) != (expected or metadata["sha256"])[array]:
             raise MspcapsError(
                 f"{cache_path(name)} is damaged: {array} does not match its sha256; delete it and fetch it again"
             )
-    return str(about["provenance"])
+    return str(metadata["provenance"])
 
 
 def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: bool, where: str) -> Variant:
@@ -129,19 +126,19 @@ def temporary_folder() -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=_FETCHING, dir=root, ignore_cleanup_errors=True)
     except OSError as error:
-        raise MspcapsError(f"cannot write to the cache folder {root}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot write to the cache folder {root}: {reason(error)}") from error
     with folder as name:
         yield Path(name)
 
 
-def _about(name: str) -> dict[str, Any]:
+def _metadata(name: str) -> dict[str, Any]:
     if name == SAMPLE:
         variant = facts(name).variants[0]
         return {"provenance": variant.provenance, "sha256": variant.sha256}
     text = str(_read(name, ("about",))["about"])
     try:
-        about = json.loads(text)
-        return {"provenance": about["provenance"], "sha256": about["sha256"]}
+        metadata = json.loads(text)
+        return {"provenance": metadata["provenance"], "sha256": metadata["sha256"]}
     except (ValueError, KeyError, TypeError) as error:
         raise MspcapsError(
             f"{cache_path(name)} is damaged: it does not say where its data came from; fetch it again"
@@ -156,7 +153,6 @@ def _read(name: str, members: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not path.exists():
         raise MspcapsError(f"{facts(name).title} is not on this machine; run `mspcaps data get {name}` first")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {member: archive[member] for member in members}
-    except _BROKEN as error:
-        raise MspcapsError(f"{path} is damaged ({error}); delete it and run `mspcaps data get {name}` again") from error
+        return read_npz(path, members)
+    except MspcapsError as error:
+        raise MspcapsError(f"{error}; delete it and run `mspcaps data get {name}` again") from error

@@ -24,7 +24,7 @@ from mspcaps.data.catalog import CATALOG
 from mspcaps.data.formats import has_manifest
 from mspcaps.data.imageset import ImageSet
 from mspcaps.data.pictures import pictures_below, read_header, read_picture
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import ProgressFn, no_progress, to_utf8
 
 T = TypeVar("T")
@@ -109,10 +109,6 @@ def is_picture_folder(name_or_path: str | Path) -> bool:
     return str(name_or_path) not in CATALOG and path.is_dir() and not has_manifest(path)
 
 
-def _unreadable(folder: Path | str, error: OSError) -> MspcapsError:
-    return MspcapsError(f"cannot read {folder}: {error.strerror or error}")
-
-
 def throttled(log: Callable[[str], None], seconds: float = 5.0) -> ProgressFn:
     """A progress function that logs at most one line every so many seconds."""
     last = time.monotonic()
@@ -141,7 +137,7 @@ def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None)
             else "each class needs at least two"
         )
         raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {missing}")
-    size, channels = _common_form([path for path, _ in train or test])
+    size, channels = _common_size_and_channels([path for path, _ in train or test])
     paths, labels = zip(*chosen, strict=True)
     return FolderImages(paths, labels, classes, root.name, img_size or size, channels)
 
@@ -155,7 +151,7 @@ def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
     return sorted(order[count:]), sorted(order[:count])
 
 
-def loaded(loader: Iterable[T]) -> Iterator[T]:
+def iterate_batches(loader: Iterable[T]) -> Iterator[T]:
     """The batches of a DataLoader. Its workers wrap an error message in a traceback; this unwraps it."""
     batches = iter(loader)
     while True:
@@ -181,18 +177,19 @@ def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
         train = _pictures(root / "train", classes, classes)
         place = _test_folder(root)
         if place is None:
-            return _flat(train), [], classes
-        held = _class_folders(place, root)
-        if unknown := sorted(set(held) - set(classes)):
+            return train, [], classes
+        names = _class_folders(place, root)
+        if unknown := sorted(set(names) - set(classes)):
             raise MspcapsError(f"{place / unknown[0]} is a class that {root / 'train'} does not have")
-        return _flat(train), _flat(_pictures(place, held, classes)), classes
+        return train, _pictures(place, names, classes), classes
     classes = _class_folders(root, root)
     train, test = [], []
-    for label, paths in _pictures(root, classes, classes):
-        kept, held_out = split_by_hash([Path(path).relative_to(root / classes[label]).as_posix() for path in paths])
-        train.append((label, [paths[i] for i in kept]))
-        test.append((label, [paths[i] for i in held_out]))
-    return _flat(train), _flat(test), classes
+    for name in classes:
+        entries = _pictures(root, [name], classes)
+        kept, held_out = split_by_hash([Path(path).relative_to(root / name).as_posix() for path, _ in entries])
+        train += [entries[i] for i in kept]
+        test += [entries[i] for i in held_out]
+    return train, test, classes
 
 
 def _test_folder(root: Path) -> Path | None:
@@ -207,7 +204,7 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     try:
         folders = [item for item in sorted(folder.iterdir()) if item.is_dir() and not item.name.startswith(".")]
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise MspcapsError(f"cannot read {folder}: {reason(error)}") from error
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
             raise MspcapsError(f"{item} is a link back to {item.resolve()}, which contains it: remove the link")
@@ -218,26 +215,22 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     return tuple(item.name for item in folders)
 
 
-def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """(label, sorted paths) of each class; links to folders below a class folder are not followed."""
+def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> list[Entry]:
+    """Class by class, sorted paths; links to folders below a class folder are not followed."""
 
     def refuse(error: OSError) -> None:
-        raise _unreadable(error.filename, error) from error
+        raise MspcapsError(f"cannot read {error.filename}: {reason(error)}") from error
 
-    pictures = []
+    entries = []
     for name in names:
         paths = sorted(pictures_below(folder / name, onerror=refuse))
         if not paths:
             raise MspcapsError(f"the class folder {folder / name} holds no PNG, JPEG, BMP, WebP or GIF picture")
-        pictures.append((classes.index(name), paths))
-    return pictures
+        entries += [(path, classes.index(name)) for path in paths]
+    return entries
 
 
-def _flat(pictures: list[tuple[int, list[str]]]) -> list[Entry]:
-    return [(path, label) for label, paths in pictures for path in paths]
-
-
-def _common_form(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
+def _common_size_and_channels(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
     """Size (height, width) and channels, from the headers of pictures spread evenly over the list.
 
     Broken pictures are skipped unless all are broken: whoever reads them reports them together.

@@ -10,6 +10,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from mspcaps.data.archives import read_gzip
 from mspcaps.data.pictures import read_pixels
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import check_readable
 
 COLUMNS = 100  # images per row of a packed mosaic
@@ -139,8 +140,8 @@ def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz; arrays of Python objects are refused because reading them would run code."""
+def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, or those named; arrays of Python objects are refused: reading them would run code."""
     if not path.is_file():
         raise MspcapsError(f"{path} does not exist")
     check_readable(path)
@@ -148,9 +149,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise MspcapsError(f"{path} is not an .npz archive, or it is cut off")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in (archive.files if names is None else names)}
     except _BROKEN as error:
-        raise MspcapsError(f"cannot read {path} as .npz: {getattr(error, 'strerror', None) or error}") from error
+        raise MspcapsError(f"cannot read {path} as .npz: {reason(error)}") from error
     if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
         raise MspcapsError(f"cannot read {path} as .npz: {odd[0]} is not an array")
     return arrays
@@ -161,7 +162,7 @@ def has_manifest(folder: Path) -> bool:
     try:
         return (folder / "manifest.json").is_file()
     except OSError as error:
-        raise MspcapsError(f"cannot read {folder}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot read {folder}: {reason(error)}") from error
 
 
 def read_packed(folder: Path) -> dict[str, np.ndarray]:
@@ -212,7 +213,7 @@ def _read_npy(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except _BROKEN as error:
-        raise MspcapsError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(array, np.ndarray):
         raise MspcapsError(f"{path} is not an .npy array")
     return array

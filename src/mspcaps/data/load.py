@@ -38,7 +38,7 @@ def load_dataset(
     size = _as_size(img_size)
     if isinstance(name_or_path, str) and name_or_path in CATALOG:
         entry = facts(name_or_path)
-        data = _from_arrays(_cached(entry.name, split), split, entry.classes, entry.name)
+        data = _from_arrays(read_cached(entry.name, split), split, entry.classes, entry.name)
         return data.resized(size or entry.img_size)
     path = Path(name_or_path).expanduser()
     if not path.exists():
@@ -54,13 +54,6 @@ def load_dataset(
     else:
         return open_folder(path, split, size).resident(progress)
     return data.resized(size) if size else data
-
-
-def _cached(name: str, split: str) -> dict[str, np.ndarray]:
-    arrays = {}
-    for part in ("train", "test") if split == "all" else (split,):
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = read_cached(name, part)
-    return arrays
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:

@@ -17,7 +17,7 @@ from mspcaps.data.archives import MAX_BYTES, unpack_deb, unpack_tar
 from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, verify
 from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
 from mspcaps.data.convert import convert
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import ProgressFn
 
 Report = Callable[[str], None]
@@ -157,7 +157,7 @@ def _run_client(command: list[str], folder: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise MspcapsError(f"{' '.join(command)} took more than {CLIENT_TIMEOUT:.0f} s") from error
     except OSError as error:
-        raise MspcapsError(f"cannot run {tool}: {error.strerror or error}") from error
+        raise MspcapsError(f"cannot run {tool}: {reason(error)}") from error
     if result.returncode:
         lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
         telling = next(
@@ -172,6 +172,4 @@ def _why(error: BaseException) -> str:
         return "the server's name cannot be resolved on this network"
     if isinstance(cause, TimeoutError):
         return f"no answer within {TIMEOUT:.0f} s"
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(cause) or type(cause).__name__
+    return cause if isinstance(cause, str) else reason(cause)

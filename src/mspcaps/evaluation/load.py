@@ -25,9 +25,9 @@ def load_for(
     `progress` is called for every picture read from a folder; error messages name `option` as the way to choose data.
     """
     model = unwrapped(model)
-    about, config = getattr(model, "metadata", {}), config_of(model)
+    metadata, config = getattr(model, "metadata", {}), config_of(model)
     if name_or_path is None:
-        name_or_path = about.get("recipe", {}).get("data")
+        name_or_path = metadata.get("recipe", {}).get("data")
         if name_or_path is None:
             raise MspcapsError(f"the weights do not say which data they were trained on: name a data set with {option}")
         if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
@@ -40,7 +40,7 @@ def load_for(
         data = replace(pictures, channels=config["in_chans"]).resident(progress)
     else:
         data = load_dataset(name_or_path, split, config["img_size"])
-    return renumber(data, about.get("classes"))
+    return renumber(data, metadata.get("classes"))
 
 
 def renumber(data: ImageSet, classes: list[str] | None) -> ImageSet:

@@ -41,8 +41,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
     model = unwrapped(model)
     describe(model)  # refuses modules that do not know their own sizes
     folder, card = Path(folder).expanduser(), shipped_card(model)
-    about: Any = getattr(model, "metadata", {})
-    save_weights(folder / WEIGHTS, model, **about)
+    save_weights(folder / WEIGHTS, model, **getattr(model, "metadata", {}))
     write_atomically(folder / CONFIG, json.dumps(hub_config(model), indent=1, ensure_ascii=False) + "\n")
     write_atomically(folder / README, model_card(model, card, licence))
     return folder
@@ -109,11 +108,8 @@ def hub_config(model: nn.Module) -> dict[str, Any]:
         "library_name": "mspcaps",
         "library_version": __version__,
         "architecture": config["name"],
-        "num_classes": config["num_classes"],
-        "in_chans": config["in_chans"],
-        "img_size": list(config["img_size"]),
-        "mean": list(config["mean"]),
-        "std": list(config["std"]),
+        **{key: config[key] for key in ("num_classes", "in_chans")},
+        **{key: list(config[key]) for key in ("img_size", "mean", "std")},
         "classes": list(describe(model).classes),
     }
 

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -60,3 +60,10 @@ def png_url(pixels: np.ndarray) -> str:
 def image_url(image: np.ndarray) -> str:
     """uint8 [c, h, w] -> a PNG as text; of two channels, or more than three, the first is shown."""
     return png_url(image.transpose(1, 2, 0) if len(image) == 3 else image[0])
+
+
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """A table in Markdown; the columns whose numbers are in `right` are aligned to the right."""
+    to_right = set(right)
+    rule = ["--:" if number in to_right else "---" for number in range(len(heads))]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, rule, *rows)]

@@ -7,9 +7,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 from mspcaps.data.catalog import CATALOG
-from mspcaps.files import write_atomically
-from mspcaps.pages import render
-from mspcaps.pages.grid import grid
+from mspcaps.files import format_duration, write_atomically
+from mspcaps.pages import grid, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
 from mspcaps.report.runs import Group, read_groups
 from mspcaps.training.recipe import measured_on
@@ -125,19 +124,13 @@ def page(groups: list[Group]) -> str:
         "runs": f"{len(runs)}",
         "data sets": f"{len({run.dataset for run in runs})}",
         "models": f"{len({run.model for run in runs})}",
-        "training time": duration(sum(run.seconds.train for run in runs)),
+        "training time": format_duration(sum(run.seconds.train for run in runs)),
         "devices": ", ".join(sorted({run.device for run in runs})),
     }
     return render(
         "report.html", title="mspcaps · report", facts=facts, sections=sections_of(groups), heads=HEADS,
         figures=FIGURES, reading=READING, run_heads=RUN_HEADS, run_figures=RUN_FIGURES, run_rows=run_rows(groups),
     )  # fmt: skip
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
 
 
 def write_report(results: Path = Path("results"), out: Path = Path("runs/report")) -> list[Group]:

@@ -4,7 +4,7 @@ import contextlib
 import os
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 
@@ -38,13 +38,12 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
 def choose_engine(name: str | None, device: torch.device, processes: int = 1, images: int = 0) -> Engine:
     """An engine by name; by default the fastest that the device supports. On a CPU only a run over many `images` makes
     up for compiling."""
-    for engine in get_args(Engine):
-        if name == engine:
-            if engine == "cudagraph" and device.type != "cuda":
-                raise MspcapsError("the engine cudagraph is for GPUs only: use eager or compile")
-            return engine
-    if name is not None:
+    if name is not None and name not in get_args(Engine):
         raise MspcapsError(f"there is no engine {name!r}: the engines are {', '.join(get_args(Engine))}")
+    if name == "cudagraph" and device.type != "cuda":
+        raise MspcapsError("the engine cudagraph is for GPUs only: use eager or compile")
+    if name is not None:
+        return cast(Engine, name)
     if processes > 1:
         return "eager"
     if device.type == "cuda":

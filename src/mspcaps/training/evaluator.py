@@ -9,12 +9,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset
 
 from mspcaps.data import FolderImages, ImageSet
-from mspcaps.data.folder import loaded
+from mspcaps.data.folder import iterate_batches
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
 from mspcaps.training.device import Engine
 from mspcaps.training.loader import WORKERS
-from mspcaps.training.step import captured, compiled
+from mspcaps.training.step import capture_graph, compile_once
 
 BATCH = 1000
 
@@ -32,7 +32,7 @@ class Evaluator:
         autocast: torch.dtype | None,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
-        self.count = compiled(count_correct) if engine != "eager" else count_correct
+        self.count = compile_once(count_correct) if engine != "eager" else count_correct
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.meter = HealthMeter(model)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -46,11 +46,11 @@ class Evaluator:
             self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
 
     @cached_property
-    def looked_at(self) -> list[tuple[Tensor, Tensor]]:
+    def health_images(self) -> list[tuple[Tensor, Tensor]]:
         """The images whose routing is watched, uint8, on the device, in chunks."""
         index = chosen(len(self.data), self.device)
         if isinstance(self.data, FolderImages):
-            parts = loaded(DataLoader(Subset(self.data, index.tolist()), BATCH, num_workers=WORKERS))
+            parts = iterate_batches(DataLoader(Subset(self.data, index.tolist()), BATCH, num_workers=WORKERS))
             images, labels = map(torch.cat, zip(*parts, strict=True))
         else:
             index = index.to(self.data.images.device)
@@ -58,7 +58,7 @@ class Evaluator:
         return in_chunks(images.to(self.device), labels.to(self.device))
 
     def capture(self) -> None:
-        self.graph = captured(self.count_all, warm_up=self.count_all)
+        self.graph = capture_graph(self.count_all, warm_up=self.count_all)
 
     @torch.no_grad()
     def count_all(self) -> None:
@@ -66,14 +66,13 @@ class Evaluator:
         self.correct.zero_()
         batches: Any = self.batches
         if isinstance(self.data, FolderImages):
-            batches = loaded(DataLoader(self.data, BATCH, num_workers=WORKERS))
+            batches = iterate_batches(DataLoader(self.data, BATCH, num_workers=WORKERS))
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
-            if hasattr(self.model, "routing_state"):
-                for images, labels in self.looked_at:
-                    self.meter.add(images.float() / 255, labels)
+            for images, labels in self.health_images:
+                self.meter.add(images.float() / 255, labels)
         self.model.train()
 
     def accuracy(self) -> float:

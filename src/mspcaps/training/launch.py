@@ -64,14 +64,14 @@ def train(
     out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
     before = ledger.find_run(results, recipe, overwrite=overwrite)
     if before and not overwrite and (run_folder(out, recipe) / LAST).is_file():
-        done = finished(recipe, out, results, before)
+        done = load_finished(recipe, out, results, before)
         last = f"{done.run.accuracy.last:.2f} % after the last epoch"
         log(f"already done: {last}; overwrite replaces it, another seed or name starts another run")
         log(f"weights: {done.weights}")
         return done
-    with listening(progress, log_dir, listener) as told:
+    with combine_listeners(progress, log_dir, listener) as tell:
         trainer = Trainer(
-            recipe, choose_device(device), engine, out, results, save_every, told, log=log, stop=stop,
+            recipe, choose_device(device), engine, out, results, save_every, tell, log=log, stop=stop,
             repeats=before if not overwrite else None,
         )  # fmt: skip
         result = trainer.run()
@@ -87,7 +87,7 @@ def train(
 
 
 @contextlib.contextmanager
-def listening(progress: bool, log_dir: str | Path | None, listener: Listener | None) -> Iterator[Listener]:
+def combine_listeners(progress: bool, log_dir: str | Path | None, listener: Listener | None) -> Iterator[Listener]:
     """All listeners of a run as one."""
     with contextlib.ExitStack() as stack:
         listeners = [listener] if listener else []
@@ -104,7 +104,7 @@ def listening(progress: bool, log_dir: str | Path | None, listener: Listener | N
         yield tell
 
 
-def finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
+def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
     """The result of a run whose weights are in its folder; they may be those of its repeat."""
     folder = run_folder(out, recipe)
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from mspcaps.data import Augmentation, FolderImages, ImageSet
 from mspcaps.data.augment import DRAWS, balanced_order, epoch_draws, epoch_order
-from mspcaps.data.folder import loaded
+from mspcaps.data.folder import iterate_batches
 from mspcaps.errors import MspcapsError
 from mspcaps.training.distributed import World
 from mspcaps.training.recipe import Recipe
@@ -110,7 +110,7 @@ class StreamingLoader(Loader):
     def begin(self, epoch: int, step: int = 0) -> None:
         order = self.share(self.epoch_order(epoch))[step:]
         self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
-        self.batches = loaded(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))
+        self.batches = iterate_batches(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))
         self.step = step
         self.epoch_key.fill_(dropout_key(self.seed, epoch))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet
-from mspcaps.errors import MspcapsError, nearest
+from mspcaps.errors import MspcapsError, nearest, reason
 
 CUSTOM = "custom"  # the name of a recipe that no file has named
 MAX_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
@@ -206,7 +206,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise MspcapsError(f"cannot read {what} {path}: {error.strerror}") from error
+        raise MspcapsError(f"cannot read {what} {path}: {reason(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.data.augment import augmented
+from mspcaps.data.augment import augment_images
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import fuse
 from mspcaps.models import Model
@@ -47,7 +47,7 @@ def batch_loss(model: Model, loader: Loader) -> Tensor:
     """The model's own loss on the batch at the loader's position."""
     index = loader.order.index_select(0, loader.position)[0]  # [b]
     draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
-    x = augmented(loader.images, index, draws, loader.augment)
+    x = augment_images(loader.images, index, draws, loader.augment)
     return model.training_loss(x, loader.labels[index], model.criterion)
 
 
@@ -70,8 +70,8 @@ class Step:
         self.loss: Callable[[Model, Loader], Tensor] = batch_loss
         if engine != "eager":
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
-            self.loss, self.dropout_keys = compiled(batch_loss), compiled(dropout_keys)
-            optimizer.update = compiled(optimizer.update)
+            self.loss, self.dropout_keys = compile_once(batch_loss), compile_once(dropout_keys)
+            optimizer.update = compile_once(optimizer.update)
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -114,7 +114,7 @@ class Step:
                 self.loader.position.zero_()  # an epoch may have no more than one step
                 self.eager_step()
 
-        self.graph = captured(steps, warm_up)
+        self.graph = capture_graph(steps, warm_up)
         for tensor, copy in kept:
             tensor.copy_(copy)
         self.optimizer.refresh()
@@ -125,7 +125,7 @@ class Step:
         return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
 
 
-def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def capture_graph(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """`work` as a CUDA graph that may run beside other graphs of this process.
 
     cuBLAS keeps one workspace per thread and stream, and every backward pass runs in the same thread: graphs recorded
@@ -158,16 +158,16 @@ def recording_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_compile_cache: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled once per process: a second model of the same kind reuses the code."""
     # A sweep meets many models and data sets in one process; of newer PyTorch every thread has a limit of its own.
     torch._dynamo.config.recompile_limit = 256
-    if function not in _compiled:
-        _compiled[function] = wrap_compile_errors(torch.compile(function, fullgraph=True, dynamic=False))
-    return _compiled[function]
+    if function not in _compile_cache:
+        _compile_cache[function] = wrap_compile_errors(torch.compile(function, fullgraph=True, dynamic=False))
+    return _compile_cache[function]
 
 
 def wrap_compile_errors(function: Callable[..., Any]) -> Callable[..., Any]:

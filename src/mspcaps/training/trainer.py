@@ -39,7 +39,7 @@ from mspcaps.training.step import make_step
 
 # Of runs side by side one at a time compiles, records graphs or draws initial weights: all threads share one sequence
 # of random numbers in PyTorch, and its compiler puts that back to where it was.
-preparing = threading.Lock()
+preparation_lock = threading.Lock()
 
 Log = Callable[[str], None]
 Listener = Callable[["Trainer"], None]
@@ -113,7 +113,7 @@ class Trainer:
         self.entry_path = ledger.entry_path(results, self.recipe, ledger.REPEATS if repeats else ledger.RUNS)
         check_outside(self.recipe, self.folder, "out")
         check_outside(self.recipe, self.entry_path, "results")
-        with preparing:
+        with preparation_lock:
             self.model = build_model(self.recipe, train)
         self.initial = self.load_initial_weights()
         self.model.to(device).train()
@@ -196,7 +196,7 @@ class Trainer:
             if self.engine != "eager":
                 self.log("compiling, which takes up to a minute the first time")
             if self.engine == "cudagraph":
-                with preparing:
+                with preparation_lock:
                     self.loader.begin(self.epoch)
                     self.loader.advance()
                     self.step.capture()
@@ -207,7 +207,7 @@ class Trainer:
             yield
 
     def summary(self) -> str:
-        """What is trained on what, in one line: people are to see at once that sizes are not what they thought."""
+        """What is trained on what, in one line: so that a wrong size is noticed at once."""
         train, test, *shape = self.images
         params = sum(p.numel() for p in self.model.parameters())
         since = f"step {self.steps_done} of epoch {self.epoch + 1}" if self.steps_done else f"epoch {self.epoch}"

@@ -1,11 +1,14 @@
-"""Draws docs/cross_agreement.svg: the first routing block of a shipped model at one place of one image, in numbers.
+"""The drawings of docs/ that `make regenerate` draws again, every number taken from a model.
 
-`make regenerate` draws it again.
-Letters as in capsules/routing/cross_agreement.py; capsules are counted from 0, as there.
+architecture.svg: MSPCaps-T for 32 x 32 images.
+cross_agreement.svg: the first routing block of a shipped model at one place of one image, in numbers. Letters as in
+capsules/routing/cross_agreement.py; capsules are counted from 0, as there.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import jinja2
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,26 +22,11 @@ from mspcaps.pages import image_url
 # for the third, and not always does the same fine capsule agree best.
 IMAGE, PLACE, PARENTS = 0, 6, (5, 1, 4)
 
+TEMPLATES = Path(__file__).parent / "templates"
 WIDTH, HEIGHT = 1080, 690
 LEFT = (440, 650, 860)  # of the columns, one for each parent
 ROWS = (158, 202, 228, 254, 280)  # of the coarse capsule, of the fine ones
-STYLE = """
-text { font: 14px system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif;
-  font-variant-numeric: tabular-nums; fill: #1d2320 }
-.back { fill: #faf8f4 } .title { font-size: 19px; font-weight: 600 } .bold { font-weight: 600 }
-.soft { fill: #5d665f; font-size: 13px } .small { font-size: 12px; font-weight: 600 } .rule { stroke: #dcd8ce }
-.arrow { stroke: #5d665f } .tip { fill: #5d665f } .step { fill: #0b6e5f } .digit { fill: #fff; font-weight: 600 }
-.chosen { fill: none; stroke: #0b6e5f; stroke-width: 2 } .said { fill: #0b6e5f; font-weight: 600 }
-.plus, .minus { stroke: #b9b6ad; stroke-width: .75 } .plus { fill: #2f6fd0 } .minus { fill: #c05a1c }
-.lens { fill: none; stroke: #2fa48e; stroke-width: 2 } .thin { stroke: #fff; stroke-opacity: .35; stroke-width: .75 }
-.name { fill: #fff; font-weight: 600; paint-order: stroke; stroke: #000; stroke-opacity: .6; stroke-width: 3 }
-@media (prefers-color-scheme: dark) {
-text { fill: #e9ebe6 } .back { fill: #1c211f } .soft { fill: #9aa49d } .rule { stroke: #3a423e }
-.arrow { stroke: #9aa49d } .tip { fill: #9aa49d } .step { fill: #4fc3ad } .digit { fill: #10201c }
-.chosen { stroke: #4fc3ad } .said { fill: #4fc3ad } .name { fill: #fff }
-.plus, .minus { stroke: #59625d } .plus { fill: #7fb0ff } .minus { fill: #ff9c5b }
-}
-"""
+STYLE = "\n" + (TEMPLATES / "cross_agreement.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -198,7 +186,7 @@ def outputs(found: Routed, top: float) -> str:
     return "".join(parts)
 
 
-def draw() -> str:
+def draw_cross_agreement() -> str:
     found = routed()
     group, n, e = len(found.fine), len(found.best), found.parents.shape[-1]
     parts = [
@@ -227,3 +215,14 @@ def draw() -> str:
         "</svg>\n",
     ]  # fmt: skip
     return "".join(parts)
+
+
+def draw_architecture() -> str:
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    made = jinja2.Environment(
+        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    model = create_model("mspcaps_t")
+    params = sum(p.numel() for p in model.parameters())
+    return made.get_template("architecture.svg.j2").render(model=model, params=params)

@@ -1,0 +1,159 @@
+"""What is timed: the trainer's own step on synthetic images, and an eager reference written with care.
+
+Random pixels take the same time as photographs: nothing in a step depends on their values.
+
+The reference trains the way such code is usually written. Worker processes read, crop and flip one image at a time, the
+plain modules run in fp32, autograd fills .grad, torch.optim.AdamW takes the step. Where habits differ it does what is
+faster: several workers that stay alive, pinned memory, copies that do not block, and no loss read back from the device.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from mspcaps.bench.timing import Timed
+from mspcaps.data import Augmentation, ImageSet, facts
+from mspcaps.errors import MspcapsError
+from mspcaps.models import Model, create_model
+from mspcaps.training.device import Engine, choose_engine
+from mspcaps.training.loader import Loader
+from mspcaps.training.recipe import Recipe
+from mspcaps.training.step import make_step
+from mspcaps.training.trainer import preparation_lock
+
+CIFAR10 = facts("cifar10")
+AUGMENT: Augmentation = CIFAR10.augment
+PAPER = Recipe()
+PREFETCH = 2  # batches that each worker of the reference keeps ready, PyTorch's default
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on: images like CIFAR-10's unless it says otherwise."""
+
+    batch_size: int = PAPER.batch_size
+    img_size: int = CIFAR10.native_size[0]
+    num_classes: int = len(CIFAR10.classes)
+    images: int = CIFAR10.train
+
+    def data(self) -> ImageSet:
+        """Random pixels, random labels."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.images, CIFAR10.channels, self.img_size, self.img_size)
+        images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        labels = torch.randint(self.num_classes, (self.images,), generator=generator)
+        return ImageSet(images, labels, tuple(map(str, range(self.num_classes))), "synthetic")
+
+    def model(self, name: str, seed: int = 0) -> Model:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return create_model(
+                name, num_classes=self.num_classes, in_chans=CIFAR10.channels, img_size=self.img_size,
+                mean=CIFAR10.mean, std=CIFAR10.std,
+            )  # fmt: skip
+
+
+class EngineRun(Timed):
+    """Takes the trainer's steps, epoch after epoch."""
+
+    def __init__(
+        self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True
+    ) -> None:
+        self.device = data.images.device
+        self.engine = choose_engine(engine, self.device)
+        self.loader = Loader(data, task.batch_size, AUGMENT, seed)
+        self.step = make_step(model.to(self.device).train(), self.loader, PAPER, self.engine, fused=fused)
+        self.step.optimizer.lr.fill_(PAPER.lr)
+        self.precision = "fp32" if self.step.autocast is None else "bf16"
+        self.epoch = self.done = 0
+        self.loader.begin(0)
+        if self.engine == "cudagraph":
+            with preparation_lock:
+                self.step.capture()
+
+    def run(self, steps: int) -> int:
+        taken = 0
+        while taken < steps:
+            if self.done >= self.loader.steps:
+                self.epoch, self.done = self.epoch + 1, 0
+                self.loader.begin(self.epoch)
+            count = self.step()
+            self.done, taken = self.done + count, taken + count
+        return taken
+
+
+class AugmentedPictures(Dataset[tuple[Tensor, Tensor]]):
+    """An image and its label at a time, cropped and flipped at random: what torchvision's transforms do."""
+
+    def __init__(self, data: ImageSet, augment: Augmentation) -> None:
+        if augment.rotate:
+            raise MspcapsError("the eager reference crops and flips, but does not rotate")
+        self.images, self.labels, self.augment = data.images.cpu(), data.labels.cpu(), augment
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        if self.augment.crop:
+            image = random_crop(image, self.augment.crop)
+        if self.augment.flip and torch.rand(()) < 0.5:
+            image = image.flip(-1)
+        return image.float() / 255, self.labels[index]
+
+
+def random_crop(image: Tensor, padding: int) -> Tensor:
+    """[c, h, w] -> a window of the same size of the image with zeros around it."""
+    h, w = image.shape[1:]
+    top, left = torch.randint(0, 2 * padding + 1, (2,)).tolist()
+    return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
+
+
+class EagerReference(Timed):
+    """Takes steps on the images, epoch after epoch."""
+
+    engine, precision = "eager", "fp32"
+
+    def __init__(
+        self, model: Model, data: ImageSet, batch_size: int, augment: Augmentation, device: torch.device,
+        workers: int | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.device, self.criterion = model.to(device).train(), device, model.criterion
+        self.workers = min(4, os.cpu_count() or 1) if workers is None else workers
+        self.loader = DataLoader(
+            AugmentedPictures(data, augment), batch_size, shuffle=True, drop_last=True, num_workers=self.workers,
+            persistent_workers=self.workers > 0, pin_memory=device.type == "cuda",
+        )  # fmt: skip
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PAPER.lr, weight_decay=PAPER.weight_decay)
+        self.batches: Iterator[list[Tensor]] = iter(())
+        self.loss_sum = torch.zeros((), device=device)
+
+    def next_batch(self) -> list[Tensor]:
+        batch = next(self.batches, None)
+        if batch is None:  # the next epoch
+            self.batches = iter(self.loader)
+            batch = next(self.batches)
+        return batch
+
+    def __call__(self) -> None:
+        images, labels = (tensor.to(self.device, non_blocking=True) for tensor in self.next_batch())
+        loss = self.criterion(self.model(images), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.loss_sum += loss.detach()
+
+    def settle(self) -> None:
+        """The batches that the workers made ready while others ran would come for free. A CPU's steps are so long that
+        it does not matter."""
+        if self.device.type == "cuda":
+            self.run(PREFETCH * self.workers)
+
+    def close(self) -> None:
+        """End the workers: they live as long as the loader."""
+        del self.batches, self.loader
