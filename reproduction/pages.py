@@ -10,7 +10,6 @@ import jinja2
 from mspcaps.bench import tables as bench_tables
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
-from mspcaps.files import split_at_markers
 from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
