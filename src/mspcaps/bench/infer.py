@@ -57,21 +57,19 @@ class Forward(Timed):
         for _ in range(3):
             self()
         if self.form == "captured":
-            self.graph = capture_graph(self.answer, warm_up=self.answer)
+            self.graph = capture_graph(self.forward, warm_up=self.forward)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> None:
         enabled = self.autocast is not None
         with torch.inference_mode(), torch.autocast(self.device.type, self.autocast, enabled, cache_enabled=False):
-            return self.function(self.x)
-
-    def answer(self) -> None:
-        self.y = self.forward()
+            self.y = self.function(self.x)
 
     def __call__(self) -> Tensor:
         if self.graph is None:
-            return self.forward()
-        self.x.copy_(self.batch)
-        self.graph.replay()
+            self.forward()
+        else:
+            self.x.copy_(self.batch)
+            self.graph.replay()
         return self.y
 
 

@@ -7,7 +7,6 @@ import subprocess
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from mspcaps.errors import MspcapsError, reason
 
@@ -71,11 +70,7 @@ def _unpack(archive: tarfile.TarFile, path: Path, folder: Path, limit: int) -> N
         target.parent.mkdir(parents=True, exist_ok=True)
         source = archive.extractfile(member)
         assert source is not None  # a plain file always has content
-        _copy(source, target, member.size)
-
-
-def _copy(source: IO[bytes], target: Path, size: int) -> None:
-    with target.open("wb") as file:
-        shutil.copyfileobj(source, file)
-        if file.tell() != size:
-            raise EOFError("it ends in the middle of a file")
+        with target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+            if file.tell() != member.size:
+                raise EOFError("it ends in the middle of a file")

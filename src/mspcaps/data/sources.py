@@ -146,23 +146,17 @@ def _run_client(command: list[str], folder: Path) -> None:
         raise MspcapsError(f"{command[0]} is not installed")
     try:
         result = subprocess.run(
-            [tool, *command[1:]],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=CLIENT_TIMEOUT,
-        )
+            [tool, *command[1:]], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=CLIENT_TIMEOUT,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise MspcapsError(f"{' '.join(command)} took more than {CLIENT_TIMEOUT:.0f} s") from error
     except OSError as error:
         raise MspcapsError(f"cannot run {tool}: {reason(error)}") from error
     if result.returncode:
         lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-        telling = next(
-            (line for line in lines if line.startswith("E:") or "err" in line.lower()), lines[-1] if lines else ""
-        )
+        errors = [line for line in lines if line.startswith("E:") or "err" in line.lower()]
+        telling = (errors or lines[-1:] or [""])[0]
         raise MspcapsError(f"{' '.join(command)} failed with exit status {result.returncode}: {telling[:200]}")
 
 
