@@ -138,7 +138,9 @@ class HealthMeter:
         features, weight = self.model.forward_features(x), len(x)
         right = count_right(self.model.forward_head(features), labels)
         for state in states:
-            sums = self.blocks.setdefault(state.name, Sums(state))
+            if state.name not in self.blocks:
+                self.blocks[state.name] = Sums(state)
+            sums = self.blocks[state.name]
             sums.entropy += weight * relative_entropy(state.couplings, state.axis)
             sums.mean += weight * mean_couplings(state.couplings, state.axis)
             mark_winners(sums.won, state.couplings, state.axis)

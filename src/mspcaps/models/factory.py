@@ -48,6 +48,11 @@ def create_model(
     if isinstance(name, str) and "." in name and isinstance(pretrained, bool):
         name, _, pretrained = name.partition(".")
     check_name(name)
+    if not isinstance(pretrained, bool | str | Path):
+        raise MspcapsError(
+            f"pretrained is {pretrained!r:.80}, but must be True, the name of a data set or a path; num_classes and what "
+            "else describes the task is given by name"
+        )
     if pretrained is False:
         return build_model(name, **given)
     path = default_weights(name) if pretrained is True else find_weights(name, pretrained)
