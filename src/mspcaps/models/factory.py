@@ -50,8 +50,8 @@ def create_model(
     check_name(name)
     if not isinstance(pretrained, bool | str | Path):
         raise MspcapsError(
-            f"pretrained is {pretrained!r:.80}, but must be True, the name of a data set or a path; num_classes and what "
-            "else describes the task is given by name"
+            f"pretrained is {pretrained!r:.80}, but must be True, the name of a data set or a path; give the task by "
+            "keywords such as num_classes"
         )
     if pretrained is False:
         return build_model(name, **given)
