@@ -10,9 +10,10 @@ from mspcaps.capsules.routing import (
     MeanAgreementRouting,
     RoutingState,
     SelfAgreementRouting,
+    SelfAttentionRouting,
     States,
 )
-from mspcaps.capsules.squash import length, squash
+from mspcaps.capsules.squash import exponential_squash, length, squash
 from mspcaps.capsules.votes import cast_votes
 
 __all__ = [
@@ -24,8 +25,10 @@ __all__ = [
     "PatchifyCaps",
     "RoutingState",
     "SelfAgreementRouting",
+    "SelfAttentionRouting",
     "States",
     "cast_votes",
+    "exponential_squash",
     "length",
     "margin_loss",
     "squash",

@@ -18,6 +18,13 @@ def squash(s: Tensor) -> Tensor:
     return s * ((square + EPS).sqrt() / (1 + square))
 
 
+def exponential_squash(s: Tensor) -> Tensor:
+    """(1 - exp(-|s|)) * s / |s| over the last axis, of Efficient-CapsNet: [..., d] -> [..., d], lengths in [0, 1)."""
+    s = at_least_fp32(s)
+    norm = (s.square().sum(-1, keepdim=True) + EPS).sqrt()  # [..., 1]
+    return s * (-torch.expm1(-norm) / norm)
+
+
 def length(v: Tensor) -> Tensor:
     """Euclidean length of each capsule: [..., d] -> [...]."""
     return (at_least_fp32(v).square().sum(-1) + EPS).sqrt()

@@ -11,7 +11,7 @@ from mspcaps.capsules import RoutingState, States, length, margin_loss
 from mspcaps.errors import MspcapsError
 from mspcaps.models.model import Criterion, Model, Task
 
-RECONSTRUCTION = 0.0005  # weight of the squared error of an image, summed over its pixels
+RECONSTRUCTION = 0.0005  # of CapsNet
 
 
 class Decoder(nn.Sequential):
@@ -25,7 +25,8 @@ class Decoder(nn.Sequential):
 
 
 class CapsuleModel(Model):
-    """A family implements `forward_features` and `route`; with a decoder it sets `self.decoder`."""
+    """A family implements `forward_features` and `route`; with a decoder it sets `self.decoder`, and
+    `self.reconstruction` if the weight of its error is not that of CapsNet."""
 
     scores = "lengths"
     criterion = staticmethod(margin_loss)
@@ -33,6 +34,7 @@ class CapsuleModel(Model):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.decoder: nn.Module | None = None
+        self.reconstruction = RECONSTRUCTION  # weight of the squared error, summed over pixels
 
     @abstractmethod
     def route(self, features: Any, states: States | None = None) -> Tensor:
@@ -60,7 +62,7 @@ class CapsuleModel(Model):
         if self.decoder is None:
             return loss
         error = (self.reconstruct(v, y).float() - x).square().flatten(1).sum(1)  # [b]
-        return loss + RECONSTRUCTION * error.mean()
+        return loss + self.reconstruction * error.mean()
 
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
         """Class capsules [b, K, d] and the classes to draw them as, [b] or soft [b, K] -> images in [0, 1]."""

@@ -4,9 +4,10 @@ from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, Mean
 from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
 from mspcaps.capsules.routing.self_agreement import SelfAgreementRouting
+from mspcaps.capsules.routing.self_attention import SelfAttentionRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
     "AdditionFusion", "ConcatenationFusion", "CrossAgreementRouting", "DynamicRouting", "MeanAgreementRouting",
-    "RoutingState", "SelfAgreementRouting", "States",
+    "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "States",
 ]  # fmt: skip

@@ -1,0 +1,47 @@
+"""Self-attention routing (Mazzia, Salvetti and Chiaberge, "Efficient-CapsNet", 2021): one pass, no iterations.
+
+    vote      U[i,j] = u[i] W[i,j]
+    agreement A[i,j] = sum over i' of <U[i,j], U[i',j]> / sqrt(e)
+    coupling  C[i,j] = softmax over j
+    output    v[j]   = squash( sum over i of (C[i,j] + b[i,j]) U[i,j] ),  squash(s) = (1 - exp(-|s|)) s / |s|
+
+The root is of the output dimension e, as in the authors' code; the paper writes that of the input. The prior b is added
+after the softmax, in both. It is learnt, starts at zero and is no coupling: those sum to one.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import exponential_squash
+from mspcaps.capsules.votes import cast_votes
+
+
+class SelfAttentionRouting(nn.Module):
+    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules."""
+
+    inputs = ("input",)
+
+    def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
+        self.prior = nn.Parameter(torch.zeros(n_in, 1, n_out))
+
+    def extra_repr(self) -> str:
+        n_in, d_in, n_out, d_out = self.w.shape
+        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}"
+
+    def forward(self, u: Tensor, states: States | None = None) -> Tensor:
+        """What it did is appended to `states` if there is such a list."""
+        U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
+        A = (U * U.sum(0)).sum(-1) / U.shape[-1] ** 0.5  # [i, b, j]
+        C = A.softmax(-1)  # [i, b, j], sums to one over j
+        v = exponential_squash(((C + self.prior).unsqueeze(-1) * U).sum(0))  # [b, j, e]
+        if states is not None:
+            states.append(RoutingState(self, (U,), A, C, axis=2, output=v))
+        return v
+
+    def with_outputs(self, n_out: int) -> "SelfAttentionRouting":
+        """A new block like this one, for another number of output capsules."""
+        n_in, d_in, _, d_out = self.w.shape
+        return SelfAttentionRouting(n_in, d_in, n_out, d_out)

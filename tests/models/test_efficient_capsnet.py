@@ -1,0 +1,95 @@
+"""Efficient-CapsNet: its counts, and every layer against a plain reference."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mspcaps import create_model, load_recipe
+from mspcaps.capsules import margin_loss
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import BatchNorm
+
+
+@pytest.mark.parametrize(
+    ("in_chans", "size", "decoder", "params"),
+    [  # shared/spec/baselines_b.md, section 3
+        (1, 28, False, 161_824),
+        (1, 28, True, 161_824 + 1_411_344),
+        (1, 32, False, 166_944),
+        (3, 32, False, 168_544),
+        (3, 32, True, 168_544 + 3_756_544),
+    ],
+)
+def test_parameters_are_those_of_the_paper(in_chans: int, size: int, decoder: bool, params: int) -> None:
+    with torch.device("meta"):
+        model = create_model("efficient_capsnet", in_chans=in_chans, img_size=size, decoder=decoder)
+    assert sum(p.numel() for p in model.parameters()) == params
+    statistics = sum(t.numel() for name, t in model.named_buffers() if "running" in name)
+    assert statistics == 576, "with them it is 162,400 for MNIST: what others print"
+
+
+def test_equals_loops_over_capsules() -> None:
+    torch.manual_seed(0)
+    model = create_model("efficient_capsnet", num_classes=3, in_chans=1, img_size=(13, 17), decoder=True)
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            torch.nn.init.normal_(module.running_mean, std=0.2)
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+    torch.nn.init.normal_(model.routing.prior)
+    model.double().eval()
+    x, y = torch.rand(2, 1, 13, 17, dtype=torch.float64), torch.tensor([2, 0])
+    f = (x - 0.5) / 0.5
+    for i, stride in zip((0, 3, 6, 9), (1, 1, 1, 2), strict=True):
+        conv, norm = model.stem[i], model.stem[i + 2]
+        f = F.conv2d(f, conv.weight, conv.bias, stride).clamp(min=0)
+        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+        f = (f - norm.running_mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
+    assert f.shape == (2, 128, 2, 4)
+    g = (f * model.primary.weight[:, 0]).sum((2, 3)) + model.primary.bias  # [b, 128]
+    u = [short(g[:, 8 * i : 8 * i + 8]) for i in range(16)]
+    w, prior = model.routing.w, model.routing.prior
+    votes = [[u[i] @ w[i, :, j] for j in range(3)] for i in range(16)]
+    classes = torch.zeros(2, 3, 16, dtype=torch.float64)
+    for i in range(16):
+        rows = [sum((votes[i][j] * votes[other][j]).sum(-1) for other in range(16)) / 4 for j in range(3)]
+        couplings = torch.stack(rows).softmax(0)
+        for j in range(3):
+            classes[:, j] += (couplings[j] + prior[i, 0, j])[:, None] * votes[i][j]
+    v = short(classes)
+    torch.testing.assert_close(model.forward_capsules(x), v)
+    drawn = [
+        model.decoder(torch.cat([v[b, j] * (j == y[b]) for j in range(3)])).view(1, 13, 17) for b in range(2)
+    ]  # fmt: skip
+    error = sum(((image - x[b]) ** 2).mean() for b, image in enumerate(drawn)) / 2
+    expected = margin_loss(v.norm(dim=-1), y) + 0.392 * error
+    torch.testing.assert_close(model.training_loss(x, y, model.criterion).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def short(s: torch.Tensor) -> torch.Tensor:
+    norm = s.norm(dim=-1, keepdim=True)
+    return (1 - (-norm).exp()) * s / norm
+
+
+def test_couplings_sum_to_one_over_the_classes() -> None:
+    model, x = create_model("efficient_capsnet", num_classes=3, img_size=20).eval(), torch.rand(2, 3, 20, 20)
+    (state,) = model.routing_state(x)
+    assert (state.name, state.axis, state.couplings.shape) == ("routing", 2, (16, 2, 3))
+    torch.testing.assert_close(state.couplings.sum(2), torch.ones(16, 2))
+    assert torch.equal(state.output, model.forward_capsules(x))
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    model, y = create_model("efficient_capsnet", num_classes=3, img_size=20, decoder=True), torch.tensor([0, 2, 1])
+    model.training_loss(torch.rand(3, 3, 20, 20), y, model.criterion).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+
+
+def test_an_image_without_a_capsule_is_refused() -> None:
+    with pytest.raises(MspcapsError, match=r"10 x 20.*11 x 20"):
+        create_model("efficient_capsnet", img_size=(10, 20))
+    assert create_model("efficient_capsnet", img_size=11)(torch.rand(2, 3, 11, 11)).shape == (2, 10)
+
+
+def test_its_own_recipe_has_the_decoder() -> None:
+    recipe = load_recipe("native/mnist/efficient_capsnet")
+    assert (recipe.options, recipe.batch_size, recipe.lr_gamma) == ({"decoder": True}, 16, 0.98)
