@@ -69,4 +69,8 @@ class CapsuleModel(Model):
         if self.decoder is None:
             raise MspcapsError("this model has no decoder: create it with decoder=True")
         shown = (y if y.is_floating_point() else F.one_hot(y, self.num_classes)).to(v.dtype)  # [b, K]
-        return self.decoder((v * shown.unsqueeze(-1)).flatten(1)).view(-1, self.in_chans, *self.img_size)
+        return self.decoder(self.show(v, shown)).view(-1, self.in_chans, *self.img_size)
+
+    def show(self, v: Tensor, shown: Tensor) -> Tensor:
+        """Class capsules [b, K, d] and how much of each is shown [b, K] -> what the decoder takes."""
+        return (v * shown.unsqueeze(-1)).flatten(1)

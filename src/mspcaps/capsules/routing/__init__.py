@@ -2,12 +2,13 @@
 
 from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, MeanAgreementRouting
 from mspcaps.capsules.routing.dynamic import DynamicRouting
+from mspcaps.capsules.routing.dynamic_3d import DynamicRouting3D
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
 from mspcaps.capsules.routing.self_agreement import SelfAgreementRouting
 from mspcaps.capsules.routing.self_attention import SelfAttentionRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
-    "AdditionFusion", "ConcatenationFusion", "CrossAgreementRouting", "DynamicRouting", "MeanAgreementRouting",
-    "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "States",
+    "AdditionFusion", "ConcatenationFusion", "CrossAgreementRouting", "DynamicRouting", "DynamicRouting3D",
+    "MeanAgreementRouting", "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "States",
 ]  # fmt: skip

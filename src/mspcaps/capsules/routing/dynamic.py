@@ -9,18 +9,23 @@ from mspcaps.capsules.votes import cast_votes
 
 
 class DynamicRouting(nn.Module):
-    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all."""
+    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all.
+
+    With `bias`, a vector of each output capsule is added to its weighted votes in every iteration, before squash.
+    """
 
     inputs = ("input",)
 
-    def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3) -> None:
+    def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, bias: bool = False) -> None:
         super().__init__()
         self.iterations = iterations
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
+        self.bias = nn.Parameter(torch.zeros(n_out, d_out)) if bias else None
 
     def extra_repr(self) -> str:
         n_in, d_in, n_out, d_out = self.w.shape
-        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
+        sizes = f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
+        return sizes if self.bias is None else f"{sizes}, bias=True"
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What the last iteration did is appended to `states` if there is such a list."""
@@ -28,7 +33,8 @@ class DynamicRouting(nn.Module):
         logits = U.new_zeros(U.shape[:-1])  # [i, b, j]
         for iteration in range(self.iterations):
             C = logits.softmax(-1)  # [i, b, j], sums to one over j
-            v = squash((C.unsqueeze(-1) * U).sum(0))  # [b, j, e]
+            s = (C.unsqueeze(-1) * U).sum(0)  # [b, j, e]
+            v = squash(s if self.bias is None else s + self.bias)
             if iteration < self.iterations - 1:
                 logits = logits + (U * v).sum(-1)
         if states is not None:
@@ -41,4 +47,4 @@ class DynamicRouting(nn.Module):
     def with_outputs(self, n_out: int) -> "DynamicRouting":
         """A new block like this one, for another number of output capsules."""
         n_in, d_in, _, d_out = self.w.shape
-        return DynamicRouting(n_in, d_in, n_out, d_out, self.iterations)
+        return DynamicRouting(n_in, d_in, n_out, d_out, self.iterations, self.bias is not None)

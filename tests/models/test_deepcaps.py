@@ -1,0 +1,116 @@
+"""DeepCaps: its counts, and the whole forward pass against plain layers."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps import create_model, load_recipe
+from mspcaps.capsules import length, margin_loss
+
+
+@pytest.mark.parametrize(
+    ("in_chans", "size", "decoder", "params"),
+    [  # shared/spec/baselines_b.md, section 1
+        (3, 64, False, 13_359_424),
+        (3, 64, True, 13_426_995),
+        (3, 32, False, 8_444_224),
+        (3, 32, True, 8_510_851),
+        (1, 28, False, 8_441_920),
+        (1, 28, True, 8_500_337),
+        (1, 32, False, 8_441_920),
+        (1, 32, True, 8_508_257),
+    ],
+)
+def test_parameters_are_those_of_the_authors(in_chans: int, size: int, decoder: bool, params: int) -> None:
+    with torch.device("meta"):
+        model = create_model("deepcaps", in_chans=in_chans, img_size=size, decoder=decoder)
+    assert sum(p.numel() for p in model.parameters()) == params
+
+
+def squashed(s: Tensor, axes: int | tuple[int, ...]) -> Tensor:
+    norm = torch.linalg.vector_norm(s, dim=axes, keepdim=True)
+    return norm**2 / (1 + norm**2) * s / norm
+
+
+def conv_caps(layer: nn.Module, x: Tensor, d: int, stride: int = 1) -> Tensor:
+    s = F.conv2d(x, layer.conv.weight, stride=stride, padding=1)
+    types = [squashed(s[:, d * t : d * t + d], 1) for t in range(32)]
+    return torch.cat(types, 1)
+
+
+@torch.no_grad()
+def forward(model: nn.Module, x: Tensor) -> Tensor:
+    """-> class capsules, layer after layer as the paper's figure draws them."""
+    x = F.conv2d((x - 0.5) / 0.5, model.stem[0].weight, model.stem[0].bias, padding=1).clamp(min=0)
+    bn = model.stem[2]
+    x = F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+    for cell, d in zip(model.cells, (4, 8, 8), strict=True):
+        a = conv_caps(cell.down, x, d, 2)
+        x = conv_caps(cell.main[1], conv_caps(cell.main[0], a, d), d) + conv_caps(cell.skip, a, d)
+    first = x
+    a = conv_caps(model.last.down, x, 8, 2)
+    b, _, h, w = a.shape
+    V = torch.stack([F.conv2d(a[:, 8 * i : 8 * i + 8], model.last.routing.w, padding=1) for i in range(32)], 1)
+    V = V.view(b, 32, 32, 8, h, w)
+    logits = torch.zeros(b, 32, 32, h, w, dtype=x.dtype)
+    for _ in range(3):
+        C = logits.exp() / logits.exp().sum((2, 3, 4), keepdim=True)
+        v = squashed(torch.einsum("bijhw,bijehw->bjehw", C, V) + model.last.routing.bias, (2, 3, 4))
+        logits = logits + torch.einsum("bijehw,bjehw->bijhw", V, v)
+    second = conv_caps(model.last.main[1], conv_caps(model.last.main[0], a, 8), 8) + v.reshape(b, 256, h, w)
+    capsules = [
+        m[:, 8 * t : 8 * t + 8, y, z]
+        for m in (second, first) for y in range(m.shape[2]) for z in range(m.shape[3]) for t in range(32)
+    ]  # fmt: skip
+    U = torch.stack([torch.einsum("bd,dje->bje", u, model.routing.w[i]) for i, u in enumerate(capsules)])
+    logits = torch.zeros(U.shape[:3], dtype=x.dtype)
+    for _ in range(3):
+        v = squashed((logits.softmax(-1)[..., None] * U).sum(0) + model.routing.bias, -1)
+        logits = logits + (U * v).sum(-1)
+    return v
+
+
+def test_equals_plain_layers() -> None:
+    torch.manual_seed(0)
+    model = create_model("deepcaps", num_classes=3, in_chans=2, img_size=(18, 13), decoder=True).double().eval()
+    nn.init.normal_(model.routing.w)  # as it starts, every image is answered by the bias
+    nn.init.normal_(model.stem[2].running_mean)
+    x, y = torch.rand(2, 2, 18, 13, dtype=torch.float64), torch.tensor([2, 0])
+    v = forward(model, x)
+    assert (v[0] - v[1]).abs().max() > 1e-3, "images matter"
+    torch.testing.assert_close(model.forward_capsules(x), v)
+    drawn = model.decoder(torch.stack([v[0, 2], v[1, 0]]))
+    assert drawn.shape == x.shape and torch.equal(model.reconstruct(v, y), drawn)
+    expected = margin_loss(length(v), y) + 0.4 * ((drawn - x) ** 2).mean()
+    for target in (y, F.one_hot(y, 3).double()):
+        loss = model.training_loss(x, target, model.criterion)
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_every_parameter_learns_and_both_routings_are_told() -> None:
+    torch.manual_seed(0)
+    model = create_model("deepcaps", num_classes=3, in_chans=1, img_size=16, decoder=True)
+    x = torch.rand(2, 1, 16, 16)
+    model.training_loss(x, torch.tensor([2, 0]), model.criterion).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+    states = model.eval().routing_state(x)
+    assert [(state.name, *state.couplings.shape) for state in states] == [
+        ("last.routing", 32, 2, 32), ("routing", 32 * 5, 2, 3)
+    ]  # fmt: skip
+    for state in states:
+        torch.testing.assert_close(state.couplings.sum(state.axis), torch.ones(state.couplings.shape[:2]))
+    assert torch.equal(states[-1].output, model.forward_capsules(x))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (70, 33)])
+def test_any_size_leaves_a_capsule_and_a_picture(size: tuple[int, int]) -> None:
+    with torch.device("meta"):
+        model = create_model("deepcaps", img_size=size, decoder=True)
+        v = model.forward_capsules(torch.empty(2, 3, *size))
+        assert model.reconstruct(v, torch.zeros(2, 10)).shape == (2, 3, *size)
+
+
+def test_its_own_recipe_enlarges_the_images() -> None:
+    recipe = load_recipe("native/cifar10/deepcaps")
+    assert (recipe.options, recipe.optimizer, recipe.img_size) == ({"decoder": True}, "adam", 64)
