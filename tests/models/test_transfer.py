@@ -46,6 +46,7 @@ def test_the_same_task_takes_everything(name, tmp_path):
 
 HEADS = {
     "mspcaps_t_add": {"routing.1.w"}, "mspcaps_t_concat": {"routing.1.w"},
+    "ar_capsnet": {f"routing.{name}" for name in ("w", "bias", "attention", "affine.weight", "affine.bias")},
     "efficient_capsnet": {"routing.w", "routing.prior"},
     "capsnet": {"routing.w"}, "deepcaps": {"routing.w", "routing.bias"}, "resnet20": {"head.weight", "head.bias"},
          "mspcaps_t_linear": {"head.weight", "head.bias"},

@@ -4,7 +4,10 @@ from mspcaps.capsules.losses import margin_loss
 from mspcaps.capsules.patchify import PatchifyCaps
 from mspcaps.capsules.routing import (
     AdditionFusion,
+    AttentionRouting,
+    CapsuleAffine,
     ConcatenationFusion,
+    ConvAttentionRouting,
     CrossAgreementRouting,
     DynamicRouting,
     DynamicRouting3D,
@@ -19,7 +22,10 @@ from mspcaps.capsules.votes import cast_votes
 
 __all__ = [
     "AdditionFusion",
+    "AttentionRouting",
+    "CapsuleAffine",
     "ConcatenationFusion",
+    "ConvAttentionRouting",
     "CrossAgreementRouting",
     "DynamicRouting",
     "DynamicRouting3D",

@@ -1,5 +1,6 @@
 """One file per routing algorithm."""
 
+from mspcaps.capsules.routing.attention import AttentionRouting, CapsuleAffine, ConvAttentionRouting
 from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, MeanAgreementRouting
 from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.dynamic_3d import DynamicRouting3D
@@ -9,6 +10,7 @@ from mspcaps.capsules.routing.self_attention import SelfAttentionRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
-    "AdditionFusion", "ConcatenationFusion", "CrossAgreementRouting", "DynamicRouting", "DynamicRouting3D",
-    "MeanAgreementRouting", "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "States",
+    "AdditionFusion", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion", "ConvAttentionRouting",
+    "CrossAgreementRouting", "DynamicRouting", "DynamicRouting3D", "MeanAgreementRouting", "RoutingState",
+    "SelfAgreementRouting", "SelfAttentionRouting", "States",
 ]  # fmt: skip

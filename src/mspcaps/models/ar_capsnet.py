@@ -1,0 +1,148 @@
+"""AR-CapsNet: maps of capsules that are routed by a learnt attention, without iterations.
+
+Paper: Choi, Seo, Im and Kang, "Attention routing between capsules", ICCV Workshops 2019.
+Known, from the paper and the authors' code: all layers, the routing, the losses, the decoder and the initial weights.
+Dropout is applied to the input of every routing, the last one included, but not to what a layer adds before tanh. Of
+the ten counts for CIFAR-10 in the paper nine are ours, rounded as there (layers=2: 8.3 million, not 8.4).
+Our reading: the code ends at three layers of convolutional capsules; the fourth, on CIFAR-10, repeats the third.
+Differs from it: images are normalised inside the model, as everywhere in this library; BatchNorm has PyTorch's momentum
+and epsilon; at stride 2 maps are padded on both sides, where Keras pads maps of even size on one side only; the decoder
+starts as PyTorch's linear layers do.
+Parameters: 7,563,392 for 3 x 32 x 32 (9,566,336 with decoder). The MNIST model has layers=1: 4,483,328 for 1 x 28 x 28
+(5,312,528), 5,712,128 for 1 x 32 x 32.
+"""
+
+import math
+
+from torch import Tensor, nn
+
+from mspcaps.capsules import AttentionRouting, CapsuleAffine, ConvAttentionRouting, States
+from mspcaps.capsules.routing.attention import glorot
+from mspcaps.errors import MspcapsError
+from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.layers import BatchNorm, Dropout, run_block
+from mspcaps.models.model import Task
+from mspcaps.models.registry import register_model
+
+CHANNELS = 8  # of capsules, in every map
+PRIMARY_DIM = 16
+RATE = 0.5  # of dropout
+RECONSTRUCTION = 0.3  # weight of the mean squared error
+
+
+class ConvCaps(nn.Module):
+    """A map of capsules [b, n, d, h, w] -> [b, n, e, h', w']: dropout and attention routing; residual at stride 1."""
+
+    def __init__(self, d_in: int, d_out: int, stride: int) -> None:
+        super().__init__()
+        self.dropout = Dropout(RATE)
+        self.routing = ConvAttentionRouting(CHANNELS, d_in, CHANNELS, d_out, stride)
+        self.residual = stride == 1
+
+    def forward(self, u: Tensor, states: States | None = None) -> Tensor:
+        return self.routing(self.dropout(u), states, shortcut=u if self.residual else None)
+
+
+class ARCapsNet(CapsuleModel):
+    """Two convolutions -> primary capsules -> maps of capsules, the first of half the size -> class capsules."""
+
+    def __init__(self, task: Task, layers: int, dim: int, decoder: bool) -> None:
+        super().__init__(task)
+        if min(task.img_size) < 1:
+            nearest = " x ".join(str(max(side, 1)) for side in task.img_size)
+            raise MspcapsError(
+                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
+                f"works is {nearest}"
+            )
+        self.task, self.dim = task, dim
+        self.stem = nn.Sequential(
+            conv3x3(task.in_chans, 64), BatchNorm(64), nn.ReLU(), conv3x3(64, 64), BatchNorm(64), nn.ReLU()
+        )
+        self.primary = nn.Sequential(conv3x3(64, CHANNELS * PRIMARY_DIM, stride=2), nn.ReLU())
+        self.affine = CapsuleAffine(CHANNELS, PRIMARY_DIM)
+        rows, columns = halved(task.img_size)
+        self.num_features = CHANNELS * PRIMARY_DIM * rows * columns
+        self.layers = nn.ModuleList(
+            ConvCaps(dim if i else PRIMARY_DIM, dim, stride=1 if i else 2) for i in range(layers)
+        )
+        if layers:
+            rows, columns = halved((rows, columns))
+        d_in = dim if layers else PRIMARY_DIM
+        self.places = rows * columns
+        self.dropout = Dropout(RATE)
+        self.routing = self.init_votes(AttentionRouting(CHANNELS, d_in * self.places, task.num_classes, dim))
+        self.decoder = self.new_decoder(task.num_classes) if decoder else None
+        self.reconstruction = RECONSTRUCTION / (task.in_chans * math.prod(task.img_size))
+
+    def init_votes(self, routing: AttentionRouting) -> AttentionRouting:
+        """Glorot's of a convolution whose kernel is the whole map: every place counts for the outputs as well."""
+        n_in, d_in, n_out, d_out = routing.w.shape
+        glorot(routing.w.data, d_in, self.places * n_in * n_out * d_out)
+        return routing
+
+    def new_decoder(self, num_classes: int) -> Decoder:
+        return Decoder(num_classes * self.dim, self.task, hidden=(512, 512))
+
+    def forward_stem(self, x: Tensor) -> Tensor:
+        """-> feature map [b, 64, h, w]."""
+        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
+
+    def make_capsules(self, fmap: Tensor) -> Tensor:
+        """Feature map [b, 64, h, w] -> primary capsules [b, 8, 16, h', w']."""
+        s = self.primary(fmap).unflatten(1, (CHANNELS, PRIMARY_DIM))  # [b, n, d, h, w]
+        return self.affine(s.movedim((1, 2), (3, 4))).tanh().movedim((3, 4), (1, 2))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """-> primary capsules [b, 8, 16, h, w]."""
+        return self.make_capsules(self.forward_stem(x))
+
+    def route_maps(self, u: Tensor, states: States | None = None) -> list[Tensor]:
+        """-> the map of capsules that every layer makes, the primary capsules first."""
+        maps = [u]
+        for layer in self.layers:
+            last = maps[-1]
+            maps.append(run_block(layer, last, self.grad_checkpointing) if states is None else layer(last, states))
+        return maps
+
+    def route_classes(self, u: Tensor, states: States | None = None) -> Tensor:
+        """The last map -> class capsules, divided by the largest length that tanh allows: lengths in [0, 1)."""
+        return self.routing(self.dropout(u).flatten(2), states) / self.dim**0.5
+
+    def route(self, features: Tensor, states: States | None = None) -> Tensor:
+        """-> class capsules [b, num_classes, dim]."""
+        return self.route_classes(self.route_maps(features, states)[-1], states)
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.0 [b, 64, h, w], primary.0 [b, 8, 16, h', w'], routed.i of every layer, the classes last."""
+        fmap = self.forward_stem(x)
+        maps = self.route_maps(self.make_capsules(fmap))
+        routed = [*maps[1:], self.route_classes(maps[-1])]
+        return {"map.0": fmap, "primary.0": maps[0], **{f"routed.{i}": v for i, v in enumerate(routed)}}
+
+    def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
+        return super().reconstruct(v * self.dim**0.5, y)  # the decoder sees what tanh gave
+
+    def get_classifier(self) -> nn.Module:
+        return self.routing
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.routing = self.init_votes(self.routing.with_outputs(num_classes))
+        if self.decoder is not None:
+            self.decoder = self.new_decoder(num_classes)
+
+
+def conv3x3(in_chans: int, out_chans: int, stride: int = 1) -> nn.Conv2d:
+    conv = nn.Conv2d(in_chans, out_chans, 3, stride, padding=1)
+    nn.init.xavier_uniform_(conv.weight)
+    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+    return conv
+
+
+def halved(size: tuple[int, int]) -> tuple[int, int]:
+    """Of a map after a convolution of stride 2."""
+    return (size[0] + 1) // 2, (size[1] + 1) // 2
+
+
+@register_model
+def ar_capsnet(task: Task, *, layers: int = 4, dim: int = 32, decoder: bool = False) -> ARCapsNet:
+    return ARCapsNet(task, layers, dim, decoder)
