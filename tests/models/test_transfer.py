@@ -46,7 +46,8 @@ def test_the_same_task_takes_everything(name, tmp_path):
 
 HEADS = {
     "mspcaps_t_add": {"routing.1.w"}, "mspcaps_t_concat": {"routing.1.w"},
-    "capsnet": {"routing.w"}, "deepcaps": {"routing.w", "routing.bias"}, "resnet20": {"head.weight", "head.bias"},
+    "capsnet": {"routing.w"}, "deepcaps": {"routing.w", "routing.bias"}, "idp_capsnet": {"routing.w"},
+    "resnet20": {"head.weight", "head.bias"},
          "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip

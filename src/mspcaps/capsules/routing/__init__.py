@@ -4,10 +4,11 @@ from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, Mean
 from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.dynamic_3d import DynamicRouting3D
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
+from mspcaps.capsules.routing.inverted_attention import InvertedAttentionRouting
 from mspcaps.capsules.routing.self_agreement import SelfAgreementRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
     "AdditionFusion", "ConcatenationFusion", "CrossAgreementRouting", "DynamicRouting", "DynamicRouting3D",
-    "MeanAgreementRouting", "RoutingState", "SelfAgreementRouting", "States",
+    "InvertedAttentionRouting", "MeanAgreementRouting", "RoutingState", "SelfAgreementRouting", "States",
 ]  # fmt: skip
