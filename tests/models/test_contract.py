@@ -223,7 +223,8 @@ def test_options_make_the_variants() -> None:
 
 
 OPTIONS = [("mspcaps_t", {"patch": 2}), ("mspcaps_t", {"position": False}), ("mspcaps_t", {"decoder": True}),
-           ("mspcaps_t_dr", {"iterations": 1})]  # fmt: skip
+           ("mspcaps_t_dr", {"iterations": 1}), ("deepcaps", {"decoder": True}), ("deepcaps", {"joint": False}),
+           ("idp_capsnet", {"iterations": 4})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)

@@ -121,3 +121,23 @@ def test_the_state_is_that_of_the_last_iteration():
     total = torch.einsum("ibj,ibje->bje", state.couplings, votes)
     torch.testing.assert_close(v, torch.stack([torch.stack([squash(s) for s in row]) for row in total]))
     assert module.with_outputs(7)(u.float()).shape == (2, 7, 5) and module.with_outputs(7).iterations == 3
+
+
+def test_a_bias_is_added_before_squash_in_every_iteration():
+    torch.manual_seed(0)
+    module, u = DynamicRouting(4, 3, 2, 5, bias=True).double(), torch.randn(2, 4, 3, dtype=torch.float64)
+    torch.testing.assert_close(module(u), loop(module, u))  # it starts as nothing
+    torch.nn.init.normal_(module.bias)
+    torch.testing.assert_close(module(u), loop_with_bias(module, u))
+    other = module.with_outputs(7)
+    assert other.bias.shape == (7, 5) and DynamicRouting(4, 3, 2, 5).with_outputs(7).bias is None
+
+
+def loop_with_bias(module, u):
+    votes = torch.einsum("bid,idje->ibje", u, module.w)
+    logits = torch.zeros(votes.shape[:3], dtype=u.dtype)
+    for _ in range(module.iterations):
+        s = sum(c[..., None] * vote for c, vote in zip(logits.softmax(-1), votes, strict=True)) + module.bias
+        v = torch.stack([torch.stack([squash(capsule) for capsule in image]) for image in s])
+        logits = logits + (votes * v).sum(-1)
+    return v

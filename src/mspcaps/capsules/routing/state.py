@@ -15,7 +15,8 @@ class RoutingState:
     """
 
     block: nn.Module  # the routing; its `inputs` are what the arguments of its forward are called, in order
-    votes: tuple[Tensor, ...]  # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e]
+    # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e], or none where they are too many
+    votes: tuple[Tensor, ...]
     agreements: Tensor  # what the softmax sees: [k, b, j] or [i, b, j]
     couplings: Tensor  # of the same shape; those of the last iteration if there are several
     axis: int  # along which the couplings sum to one

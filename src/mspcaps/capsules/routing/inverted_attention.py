@@ -1,0 +1,127 @@
+"""Inverted dot-product attention routing (Tsai et al., "Capsules with Inverted Dot-Product Attention Routing", 2020).
+
+Letters: b batch, h rows, w columns, i input capsule (kernel cell and type), j type of output capsule, e dim of a pose,
+which is a matrix of p x q = 4 x 4 (of p x r in an output).
+
+    votes      V[i,j] = P[i] W[i,j]                        matrices of 4 x 4, the pose on the left
+    agreement  A[i,j] = <P[j], V[i,j]> / sqrt(e)           with the pose that output j has so far
+    couplings  C[i]   = softmax over j                     outputs compete for an input
+    output     P[j]   = LayerNorm( sum over i of C[i,j] V[i,j] )
+
+An output that has no pose yet gets the mean: C = 1 / n_out, which makes the sum an ordinary convolution.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import at_least_fp32
+from mspcaps.capsules.votes import cast_votes
+
+SIDE = 4  # of a pose
+
+
+class InvertedAttentionRouting(nn.Module):
+    """Capsules [b, rows, columns, n_in, 16] and outputs so far [b, h, w, n_out, 16] -> better ones of the same shape.
+
+    A window of `kernel` inputs votes for the outputs at one place. A kernel as large as the map is a fully connected
+    layer. The votes of all cells of a kernel are never there together: what one cell of it adds to the outputs does not
+    depend on the others, and is computed again for the backward pass.
+    """
+
+    inputs = ("input",)
+
+    def __init__(self, n_in: int, n_out: int, kernel: Grid, stride: int = 1) -> None:
+        super().__init__()
+        self.n_in, self.n_out, self.kernel, self.stride = n_in, n_out, kernel, stride
+        cells = kernel[0] * kernel[1]
+        scale = (n_out / (SIDE * n_in * cells)) ** 0.5
+        self.w = nn.Parameter(torch.randn(cells * n_in, SIDE, n_out, SIDE) * scale)  # [i, q, j, r]
+        self.norm = nn.LayerNorm(SIDE * SIDE)
+
+    def extra_repr(self) -> str:
+        return f"n_in={self.n_in}, n_out={self.n_out}, kernel={self.kernel}, stride={self.stride}"
+
+    def out_grid(self, rows: int, columns: int) -> Grid:
+        """Of the outputs, for inputs on a grid of that many rows and columns."""
+        return (rows - self.kernel[0]) // self.stride + 1, (columns - self.kernel[1]) // self.stride + 1
+
+    def forward(self, u: Tensor, v: Tensor | None = None, states: States | None = None) -> Tensor:
+        """Without v every output counts the same. What was weighed is appended to `states` if there is such a list."""
+        if v is None:
+            return self.norm(self.mean_votes(u))
+        s, kept = torch.zeros((), device=u.device), []
+        for window, w in self.windows(u, *v.shape[1:3]):
+            if states is not None:
+                part, A, C, V = attend(window, w, v)
+                kept.append((A, C, V if v.shape[1:3] == (1, 1) else None))
+            elif torch.is_grad_enabled():
+                part = checkpoint(weighted_votes, window, w, v, use_reentrant=False, preserve_rng_state=False)
+            else:
+                part = weighted_votes(window, w, v)
+            s = s + part  # [b, h, w, j, e]
+        out = self.norm(s)
+        if states is not None:
+            states.append(self.state(kept, out))
+        return out
+
+    def mean_votes(self, u: Tensor) -> Tensor:
+        """-> [b, h, w, j, e]: the sum of all votes / n_out. A row p of a pose is treated like an image of its own."""
+        x = u.unflatten(-1, (SIDE, SIDE)).permute(0, 4, 3, 5, 1, 2)  # [b, p, i, q, rows, columns]
+        kernel = self.w.unflatten(0, (*self.kernel, self.n_in)).permute(4, 5, 2, 3, 0, 1)  # [j, r, i, q, y, x]
+        s = F.conv2d(
+            x.flatten(0, 1).flatten(1, 2).to(kernel.dtype), kernel.flatten(0, 1).flatten(1, 2), stride=self.stride
+        )  # [b p, j r, h, w]
+        s = at_least_fp32(s).unflatten(1, (self.n_out, SIDE)).unflatten(0, (-1, SIDE))  # [b, p, j, r, h, w]
+        return s.permute(0, 4, 5, 2, 1, 3).flatten(-2) / self.n_out
+
+    def windows(self, u: Tensor, h: int, w: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs that vote at a time [cells, b, h, w, n_in, e], and their matrices [i, q, j, r]: those under one cell
+        of the kernel, or all of them where they vote for a single place."""
+        rows, columns = self.kernel
+        if h * w == 1:
+            yield u[:, :rows, :columns].flatten(1, 2).transpose(0, 1)[:, :, None, None], self.w
+            return
+        for cell, matrices in enumerate(self.w.split(self.n_in)):
+            y, x = divmod(cell, columns)
+            below = u[:, y : y + self.stride * (h - 1) + 1 : self.stride]
+            yield below[None, :, :, x : x + self.stride * (w - 1) + 1 : self.stride], matrices
+
+    def state(self, kept: list[tuple[Tensor, Tensor, Tensor | None]], out: Tensor) -> RoutingState:
+        """Couplings [i, b, j], or [i, b, j, h, w] of a convolution, whose votes are too many to be kept."""
+        A, C = (torch.cat(parts).movedim(-1, 2) for parts in list(zip(*kept, strict=True))[:2])  # [i, b, j, h, w]
+        V = kept[0][2]  # [i, b, 1, 1, p, j, r]
+        if V is None:
+            return RoutingState(self, (), A, C, axis=2, output=out.flatten(1, 3))
+        votes = V[:, :, 0, 0].transpose(2, 3).flatten(-2)  # [i, b, j, e]
+        return RoutingState(self, (votes,), A[..., 0, 0], C[..., 0, 0], axis=2, output=out.flatten(1, 3))
+
+    def tensor_places(self) -> dict[str, Any]:
+        return {"w": self.kernel}  # a matrix belongs to a cell of the kernel
+
+    def with_outputs(self, n_out: int) -> "InvertedAttentionRouting":
+        """A new block like this one, for another number of output capsules."""
+        return InvertedAttentionRouting(self.n_in, n_out, self.kernel, self.stride)
+
+
+def attend(window: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs [cells, b, h, w, n_in, e], matrices [i, q, j, r], outputs so far [b, h, w, j, e]
+    -> weighted votes [b, h, w, j, e], agreements and couplings [i, b, h, w, j], votes [i, b, h, w, p, j, r]."""
+    u = window.unflatten(-1, (SIDE, SIDE)).movedim(4, 1).flatten(0, 1)  # [i, b, h, w, p, q]
+    V = cast_votes(u, w)  # [i, b, h, w, p, j, r]
+    P = at_least_fp32(v).unflatten(-1, (SIDE, SIDE)).transpose(3, 4)  # [b, h, w, p, j, r]
+    A = (V * P).sum((-3, -1)) / SIDE  # [i, b, h, w, j]; SIDE is the root of e
+    C = A.softmax(-1)
+    s = (C[..., None, :, None] * V).sum(0)  # [b, h, w, p, j, r]
+    return s.transpose(3, 4).flatten(-2), A, C, V
+
+
+def weighted_votes(window: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """The first of what `attend` gives: [b, h, w, j, e]."""
+    return attend(window, w, v)[0]
