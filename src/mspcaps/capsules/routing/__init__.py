@@ -3,10 +3,16 @@
 from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, MeanAgreementRouting
 from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
+from mspcaps.capsules.routing.orthogonal_attention import (
+    OrthogonalAttentionRouting,
+    SimplifiedOrthogonalRouting,
+    SparseAttentionRouting,
+)
 from mspcaps.capsules.routing.self_agreement import SelfAgreementRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
     "AdditionFusion", "ConcatenationFusion", "CrossAgreementRouting", "DynamicRouting", "MeanAgreementRouting",
-    "RoutingState", "SelfAgreementRouting", "States",
+    "OrthogonalAttentionRouting", "RoutingState", "SelfAgreementRouting", "SimplifiedOrthogonalRouting",
+    "SparseAttentionRouting", "States",
 ]  # fmt: skip
