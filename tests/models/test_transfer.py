@@ -50,6 +50,8 @@ HEADS = {
     "efficient_capsnet": {"routing.w", "routing.prior"},
     "capsnet": {"routing.w"}, "deepcaps": {"routing.w", "routing.bias"}, "resnet20": {"head.weight", "head.bias"},
     "idp_capsnet": {"routing.w"},
+    "orthcaps_s": {"routing.w"},
+    "orthcaps_d": {"routing.w"},
          "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip

@@ -6,6 +6,11 @@ from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.dynamic_3d import DynamicRouting3D
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
 from mspcaps.capsules.routing.inverted_attention import InvertedAttentionRouting
+from mspcaps.capsules.routing.orthogonal_attention import (
+    OrthogonalAttentionRouting,
+    SimplifiedOrthogonalRouting,
+    SparseAttentionRouting,
+)
 from mspcaps.capsules.routing.self_agreement import SelfAgreementRouting
 from mspcaps.capsules.routing.self_attention import SelfAttentionRouting
 from mspcaps.capsules.routing.state import RoutingState, States
@@ -13,5 +18,6 @@ from mspcaps.capsules.routing.state import RoutingState, States
 __all__ = [
     "AdditionFusion", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion", "ConvAttentionRouting",
     "CrossAgreementRouting", "DynamicRouting", "DynamicRouting3D", "InvertedAttentionRouting", "MeanAgreementRouting",
-    "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "States",
+    "OrthogonalAttentionRouting", "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting",
+    "SimplifiedOrthogonalRouting", "SparseAttentionRouting", "States",
 ]  # fmt: skip

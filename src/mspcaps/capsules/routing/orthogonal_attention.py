@@ -1,0 +1,117 @@
+"""Orthogonal sparse attention routing (Geng et al., "OrthCaps", CVPR 2024): one pass, orthogonal matrices, couplings
+that may be zero.
+
+    entmax    p[i] = max(0, x[i] - tau)^2 with x = z / 2 and tau such that p sums to one (1.5-entmax)
+    matrix    W = product over i of (I - 2 b[i] b[i]^T / |b[i]|^2), orthogonal whatever b is
+    simple    V = squash( entmax(U W^T U^T / sqrt(d)) U W^T )
+    complete  v[j] = squash( sum over i of (entmax(Q[j] K[j]^T / sqrt(d)) V[j])[i] ), Q[j] = U WQ[j]^T, K and V alike
+    classes   C[i,j] = entmax over j of sum over i' of <U[i,j], U[i',j]> / sqrt(e), v[j] = squash( sum over i of C U )
+
+The formula of entmax printed in the paper has one more factor; this is the usual one (Peters et al. 2019).
+"""
+
+import contextlib
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.capsules.votes import cast_votes
+
+STEPS = 8  # of Newton's method: enough for a thousand outputs, with neither a sort nor a wait for the GPU
+
+
+def entmax(z: Tensor) -> Tensor:
+    """1.5-entmax over the last axis: like softmax, but what lies far below the largest becomes exactly zero."""
+    x = at_least_fp32(z) / 2
+    x = x - x.detach().amax(-1, keepdim=True)
+    fixed = x.detach()
+    tau = torch.full_like(fixed[..., :1], -1.0)  # the largest alone gives one here: tau is never less
+    for _ in range(STEPS):  # Newton's method on a convex function, from the left: never past the root
+        above = (fixed - tau).clamp_min(0)
+        tau = tau + (above.square().sum(-1, keepdim=True) - 1) / (2 * above.sum(-1, keepdim=True))
+    kept = (fixed > tau).to(x.dtype)
+    # Which are kept is certain now; tau in closed form from those alone, with its gradient, which is finite.
+    count = kept.sum(-1, keepdim=True)
+    mean = (kept * x).sum(-1, keepdim=True) / count
+    spread = (kept * (x - mean).square()).sum(-1, keepdim=True)
+    tau = mean - ((1 - spread).clamp_min(1e-6) / count).sqrt()
+    return kept * (x - tau).clamp_min(0).square()
+
+
+def householder(b: Tensor) -> Tensor:
+    """Rows b [..., d, d] -> the product of the reflections at each of them [..., d, d], in fp32 or better."""
+    b = at_least_fp32(b)
+    b = b / b.norm(dim=-1, keepdim=True)
+    product = torch.eye(b.shape[-1], device=b.device, dtype=b.dtype) - 2 * b.unsqueeze(-1) * b.unsqueeze(-2)
+    available = torch.amp.is_autocast_available(b.device.type)
+    with torch.autocast(b.device.type, enabled=False) if available else contextlib.nullcontext():
+        while (count := product.shape[-3]) > 1:  # neighbours by pairs: [..., i, d, d] -> [..., i / 2, d, d]
+            pairs = product[..., : count - 1 : 2, :, :] @ product[..., 1::2, :, :]
+            product = torch.cat((pairs, product[..., count - 1 :, :, :]), -3) if count % 2 else pairs
+    return product.squeeze(-3)
+
+
+class SimplifiedOrthogonalRouting(nn.Module):
+    """Capsules [..., n, d] -> as many, each the mean of its neighbours in the last-but-one axis that it attends to."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.reflections = nn.Parameter(torch.randn(d, d))
+
+    def forward(self, u: Tensor) -> Tensor:
+        turned = u @ householder(self.reflections).mT.to(u.dtype)  # [..., n, d]
+        C = entmax(turned @ u.to(turned.dtype).mT / u.shape[-1] ** 0.5)  # [..., n, n], sums to one over the last
+        return squash(C.to(turned.dtype) @ turned)
+
+
+class OrthogonalAttentionRouting(nn.Module):
+    """Capsules [..., n, d] -> [..., n_out, d]: a head for every output capsule, with orthogonal matrices of its own.
+
+    LayerNorm on the input is not the paper's: without it a stack of these does not train.
+    """
+
+    def __init__(self, d: int, n_out: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d)
+        self.reflections = nn.Parameter(torch.randn(3, n_out, d, d))
+
+    def forward(self, u: Tensor) -> Tensor:
+        u = self.norm(u)
+        query, key, value = householder(self.reflections).to(u.dtype)  # [j, d, d] each
+        # Q K^T = U (WQ^T WK) U^T and the sum of C V over its rows is (sum of C over its rows) U WV^T: neither K nor V
+        # is ever computed for every capsule.
+        Q = u.unsqueeze(-3) @ (query.mT @ key)  # [..., j, n, d]
+        C = entmax(Q @ u.to(Q.dtype).unsqueeze(-3).mT / u.shape[-1] ** 0.5)  # [..., j, n, n], sums to one over the last
+        mean = C.sum(-2).to(u.dtype) @ u  # [..., j, d]
+        return squash((mean.unsqueeze(-2) @ value.mT.to(mean.dtype)).squeeze(-2))
+
+
+class SparseAttentionRouting(nn.Module):
+    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; entmax over the output capsules."""
+
+    inputs = ("input",)
+
+    def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / d_in) ** 0.5)
+
+    def extra_repr(self) -> str:
+        n_in, d_in, n_out, d_out = self.w.shape
+        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}"
+
+    def forward(self, u: Tensor, states: States | None = None) -> Tensor:
+        """What it did is appended to `states` if there is such a list."""
+        U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
+        A = (U * U.sum(0)).sum(-1) / U.shape[-1] ** 0.5  # [i, b, j]
+        C = entmax(A)  # [i, b, j], sums to one over j
+        v = squash((C.unsqueeze(-1) * U).sum(0))  # [b, j, e]
+        if states is not None:
+            states.append(RoutingState(self, (U,), A, C, axis=2, output=v))
+        return v
+
+    def with_outputs(self, n_out: int) -> "SparseAttentionRouting":
+        """A new block like this one, for another number of output capsules."""
+        n_in, d_in, _, d_out = self.w.shape
+        return SparseAttentionRouting(n_in, d_in, n_out, d_out)

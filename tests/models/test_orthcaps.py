@@ -1,0 +1,153 @@
+"""OrthCaps: its counts, its pruning, and the whole forward pass against a plain reference."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mspcaps import create_model, load_recipe
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import BatchNorm
+from mspcaps.models.orthcaps import Block, ConvCaps, Routed, prune
+
+NAMES = ("orthcaps_s", "orthcaps_d")
+
+
+@pytest.mark.parametrize(
+    ("name", "in_chans", "size", "params"),
+    [  # shared/spec/baselines_b.md, section 5
+        ("orthcaps_s", 1, 32, 105_504),
+        ("orthcaps_s", 1, 28, 101_920),
+        ("orthcaps_s", 3, 32, 128_224),
+        ("orthcaps_d", 1, 32, 572_416),
+        ("orthcaps_d", 3, 32, 574_016),
+    ],
+)
+def test_parameters_are_those_of_the_paper(name: str, in_chans: int, size: int, params: int) -> None:
+    with torch.device("meta"):
+        model = create_model(name, in_chans=in_chans, img_size=size)
+    assert sum(p.numel() for p in model.parameters()) == params
+
+
+def test_pruning_equals_a_loop_over_pairs() -> None:
+    torch.manual_seed(0)
+    directions = torch.randn(4, 16)
+    capsules = directions[torch.randint(4, (2, 18))] + 0.25 * torch.randn(2, 18, 16)  # [b, n h w, d]: many are alike
+    x = capsules.view(2, 3, 2, 3, 16).movedim(-1, 2).flatten(1, 2)  # [b, n d, h, w]
+    expected = capsules.clone()
+    for b in range(2):
+        for i in range(18):
+            for j in range(18):
+                one, other = capsules[b, i], capsules[b, j]
+                if other.norm() > one.norm() and F.cosine_similarity(one, other, dim=0) > 0.7:
+                    expected[b, i] = 0
+    pruned = prune(x).view(2, 3, 16, 2, 3).movedim(2, -1).reshape(2, 18, 16)
+    assert torch.equal(pruned, expected)
+    assert 0 < (pruned.abs().sum(-1) == 0).float().mean() < 1
+    assert torch.equal(prune(x, theta=1.1), x)
+
+
+def normalized(x: Tensor, norm: BatchNorm) -> Tensor:
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()  # type: ignore[operator]
+    shift = norm.running_mean[:, None, None]  # type: ignore[index]
+    return (x - shift) * scale[:, None, None] + norm.bias[:, None, None]
+
+
+def squashed(x: Tensor) -> Tensor:
+    """Capsules are groups of 16 channels."""
+    parts = [part * (n := part.norm(dim=1, keepdim=True)) / (1 + n**2) for part in x.split(16, 1)]
+    return torch.cat(parts, 1)
+
+
+def convolved(x: Tensor, layer: ConvCaps, stride: int, padding: int, groups: int) -> Tensor:
+    return squashed(normalized(F.conv2d(x, layer.conv.weight, None, stride, padding, groups=groups), layer.bn))
+
+
+def routed(x: Tensor, layer: Routed) -> Tensor:
+    """Place by place; the routings themselves are tested in tests/capsules."""
+    rows = []
+    for row in range(x.shape[2]):
+        places = [layer.routing(x[:, :, row, column].reshape(len(x), -1, 16)) for column in range(x.shape[3])]
+        rows.append(torch.stack([place.flatten(1) for place in places], -1))
+    return torch.stack(rows, 2)
+
+
+@pytest.mark.parametrize(("name", "in_chans"), [("orthcaps_s", 1), ("orthcaps_s", 3), ("orthcaps_d", 3)])
+@torch.no_grad()
+def test_equals_the_layers_one_by_one(name: str, in_chans: int) -> None:
+    torch.manual_seed(0)
+    model = create_model(name, num_classes=3, in_chans=in_chans, img_size=(19, 21))
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            torch.nn.init.normal_(module.running_mean, std=0.1)  # type: ignore[arg-type]
+            torch.nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
+    model.double().eval()
+    images = torch.rand(2, in_chans, 19, 21, dtype=torch.float64)
+    x = (images - 0.5) / 0.5
+    for i, (padding, stride) in enumerate(((2, 1), (1, 1), (1, 1), (1, 2))):
+        conv, norm = model.stem[3 * i], model.stem[3 * i + 1]
+        x = normalized(F.conv2d(x, conv.weight, None, stride, padding), norm).clamp(min=0)
+    assert x.shape == (2, 64, 10, 11)
+    if name == "orthcaps_s":
+        x = prune(convolved(x, model.primary, 1, 0, 64))  # 2 x 3
+        if in_chans == 1:
+            x = routed(x, model.layers[0])
+        else:
+            x = routed(convolved(x, model.layers[0], 1, 1, 128), model.layers[1])
+            x = routed(convolved(x, model.layers[2], 2, 1, 128), model.layers[3])  # 1 x 2
+        x = convolved(x, model.flat, 1, 0, x.shape[1])
+    else:
+        x = prune(convolved(x, model.primary, 1, 1, 1))
+        assert len(model.layers) == 13
+        for i, layer in enumerate(model.layers):
+            if i % 2:
+                x = routed(x, layer)
+                continue
+            assert isinstance(layer, Block)
+            for k, (conv, routing) in enumerate(layer.layers):
+                first = i == k == 0
+                y = routed(convolved(x, conv, 2 if first else 1, 1, x.shape[1]), routing)
+                x = y if k == 0 else x + y
+        x = x.mean((2, 3), keepdim=True)
+    expected = model.routing(x.flatten(1).view(2, -1, 16))
+    assert expected.abs().max() > 1e-5, "far from the tolerance"
+    torch.testing.assert_close(model.forward_capsules(images), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    model, y = create_model(name, num_classes=3, img_size=18), torch.tensor([0, 2, 1])
+    model.training_loss(torch.rand(3, 3, 18, 18), y, model.criterion).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "count"), [("orthcaps_s", 2), ("orthcaps_d", 27)])
+def test_reflections_are_neither_rounded_nor_decayed(name: str, count: int) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    assert len(model.fp32_parameters()) == count and model.no_weight_decay() == model.fp32_parameters()
+
+
+def test_couplings_sum_to_one_over_the_classes() -> None:
+    torch.manual_seed(0)
+    model, x = create_model("orthcaps_s", num_classes=5, img_size=20).eval(), torch.rand(2, 3, 20, 20)
+    (state,) = model.routing_state(x)
+    assert (state.name, state.axis, state.couplings.shape) == ("routing", 2, (16, 2, 5))
+    torch.testing.assert_close(state.couplings.sum(2), torch.ones(16, 2))
+    assert torch.equal(state.output, model.forward_capsules(x))
+
+
+def test_an_image_without_a_capsule_is_refused() -> None:
+    with pytest.raises(MspcapsError, match=r"16 x 20.*17 x 20"):
+        create_model("orthcaps_s", img_size=(16, 20))
+    assert create_model("orthcaps_s", img_size=17)(torch.rand(2, 3, 17, 17)).shape == (2, 10)
+    assert create_model("orthcaps_d", img_size=1).eval()(torch.rand(2, 3, 1, 1)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_recipes(name: str) -> None:
+    ours, mspcaps = load_recipe(f"paper/cifar10/{name}"), load_recipe("paper/cifar10/mspcaps_t")
+    assert vars(ours) | {"model": "mspcaps_t"} == vars(mspcaps)
+    native = load_recipe(f"native/cifar10/{name}")
+    assert (native.batch_size, native.lr, native.clip_grad) == (512, 5e-3, 1.0 if name == "orthcaps_d" else 0.0)
