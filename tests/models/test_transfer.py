@@ -47,6 +47,7 @@ def test_the_same_task_takes_everything(name, tmp_path):
 HEADS = {
     "mspcaps_t_add": {"routing.1.w"}, "mspcaps_t_concat": {"routing.1.w"},
     "aa_capsnet": {"head.weight", "head.bias"}, "rs_capsnet": {"routing.w"},
+    "da_capsnet": {"routing.w", "routing.gate.first.weight"},
     "capsnet": {"routing.w"}, "resnet20": {"head.weight", "head.bias"},
          "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
