@@ -52,6 +52,9 @@ HEADS = {
     "idp_capsnet": {"routing.w"},
     "orthcaps_s": {"routing.w"},
     "orthcaps_d": {"routing.w"},
+    "aa_capsnet": {"head.weight", "head.bias"},
+    "rs_capsnet": {"routing.w"},
+    "da_capsnet": {"routing.w", "routing.gate.first.weight"},
          "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip

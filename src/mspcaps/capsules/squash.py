@@ -11,11 +11,11 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def squash(s: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
-    """|s|^2 / (1 + |s|^2) * s / |s| over the last axis, or over those of `dim` together; lengths are in [0, 1)."""
+def squash(s: Tensor, dim: int | tuple[int, ...] = -1, constant: float = 1.0) -> Tensor:
+    """|s|^2 / (constant + |s|^2) * s / |s| over the last axis, or over those of `dim` together; lengths in [0, 1)."""
     s = at_least_fp32(s)
     square = s.square().sum(dim, keepdim=True)  # [..., 1]
-    return s * ((square + EPS).sqrt() / (1 + square))
+    return s * ((square + EPS).sqrt() / (constant + square))
 
 
 def exponential_squash(s: Tensor) -> Tensor:

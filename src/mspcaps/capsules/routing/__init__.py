@@ -2,6 +2,7 @@
 
 from mspcaps.capsules.routing.attention import AttentionRouting, CapsuleAffine, ConvAttentionRouting
 from mspcaps.capsules.routing.cross_agreement import CrossAgreementRouting, MeanAgreementRouting
+from mspcaps.capsules.routing.dual_attention import DualAttentionRouting
 from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.dynamic_3d import DynamicRouting3D
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
@@ -17,7 +18,7 @@ from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
     "AdditionFusion", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion", "ConvAttentionRouting",
-    "CrossAgreementRouting", "DynamicRouting", "DynamicRouting3D", "InvertedAttentionRouting", "MeanAgreementRouting",
-    "OrthogonalAttentionRouting", "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting",
-    "SimplifiedOrthogonalRouting", "SparseAttentionRouting", "States",
+    "CrossAgreementRouting", "DualAttentionRouting", "DynamicRouting", "DynamicRouting3D", "InvertedAttentionRouting",
+    "MeanAgreementRouting", "OrthogonalAttentionRouting", "RoutingState", "SelfAgreementRouting",
+    "SelfAttentionRouting", "SimplifiedOrthogonalRouting", "SparseAttentionRouting", "States",
 ]  # fmt: skip

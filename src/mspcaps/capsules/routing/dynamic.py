@@ -8,6 +8,25 @@ from mspcaps.capsules.squash import squash
 from mspcaps.capsules.votes import cast_votes
 
 
+def route_votes(
+    U: Tensor, iterations: int, constant: float = 1.0, accumulate: bool = True, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Votes [i, b, j, e] -> output capsules [b, j, e], and logits and couplings [i, b, j] of the last iteration.
+
+    `constant` is that of squash. Without `accumulate` the logits are the agreements of the iteration before alone. A
+    `bias` [j, e] is added to the weighted votes in every iteration.
+    """
+    logits = U.new_zeros(U.shape[:-1])  # [i, b, j]
+    for iteration in range(iterations):
+        C = logits.softmax(-1)  # [i, b, j], sums to one over j
+        s = (C.unsqueeze(-1) * U).sum(0)  # [b, j, e]
+        v = squash(s if bias is None else s + bias, constant=constant)
+        if iteration < iterations - 1:
+            agreements = (U * v).sum(-1)
+            logits = logits + agreements if accumulate else agreements
+    return v, logits, C
+
+
 class DynamicRouting(nn.Module):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all.
 
@@ -30,13 +49,7 @@ class DynamicRouting(nn.Module):
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What the last iteration did is appended to `states` if there is such a list."""
         U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
-        logits = U.new_zeros(U.shape[:-1])  # [i, b, j]
-        for iteration in range(self.iterations):
-            C = logits.softmax(-1)  # [i, b, j], sums to one over j
-            s = (C.unsqueeze(-1) * U).sum(0)  # [b, j, e]
-            v = squash(s if self.bias is None else s + self.bias)
-            if iteration < self.iterations - 1:
-                logits = logits + (U * v).sum(-1)
+        v, logits, C = route_votes(U, self.iterations, bias=self.bias)
         if states is not None:
             states.append(RoutingState(self, (U,), logits, C, axis=2, output=v))
         return v

@@ -1,0 +1,69 @@
+"""The routing of DA-CapsNet (Huang and Zhou, "DA-CapsNet: dual attention mechanism capsule network", 2020).
+
+vote      U[i,j] = u[i] W[j], one matrix for all i
+gate      a      = 1 + tanh(L2 relu(L1 U)), a number for every i, of all votes together
+output    v[j]   = dynamic routing of a[i] U[i,j], squash with the constant 0.5
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules.routing.dynamic import route_votes
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import at_least_fp32
+from mspcaps.capsules.votes import cast_votes
+
+CONSTANT = 0.5  # of squash
+
+
+class Gate(nn.Module):
+    """[b, inputs] -> factors [b, outputs] in (0, 2): 1 + tanh of two linear layers."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, outputs)
+        self.second = nn.Linear(outputs, outputs)
+        for layer in (self.first, self.second):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 + at_least_fp32(self.second(F.relu(self.first(x)))).tanh()
+
+
+class DualAttentionRouting(nn.Module):
+    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all."""
+
+    inputs = ("input",)
+
+    def __init__(
+        self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, accumulate: bool = True
+    ) -> None:
+        super().__init__()
+        self.n_in, self.iterations, self.accumulate = n_in, iterations, accumulate
+        bound = (6 / (d_in + n_out * d_out)) ** 0.5  # Glorot's
+        self.w = nn.Parameter(torch.empty(1, d_in, n_out, d_out).uniform_(-bound, bound))
+        self.gate = Gate(n_in * n_out * d_out, n_in)
+
+    def extra_repr(self) -> str:
+        _, d_in, n_out, d_out = self.w.shape
+        return f"n_in={self.n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
+
+    def forward(self, u: Tensor, states: States | None = None) -> Tensor:
+        """What the last iteration did is appended to `states` if there is such a list; its votes are the gated ones."""
+        U = cast_votes(u.unsqueeze(0), self.w)[0]  # [b, i, j, e]
+        U = U * self.gate(U.flatten(1))[..., None, None]
+        U = U.transpose(0, 1)  # [i, b, j, e]
+        v, logits, C = route_votes(U, self.iterations, CONSTANT, self.accumulate)
+        if states is not None:
+            states.append(RoutingState(self, (U,), logits, C, axis=2, output=v))
+        return v
+
+    def tensor_places(self) -> dict[str, None]:
+        return dict.fromkeys(("gate.first.weight", "gate.first.bias", "gate.second.weight", "gate.second.bias"))
+
+    def with_outputs(self, n_out: int) -> "DualAttentionRouting":
+        """A new block like this one, for another number of output capsules."""
+        _, d_in, _, d_out = self.w.shape
+        return DualAttentionRouting(self.n_in, d_in, n_out, d_out, self.iterations, self.accumulate)

@@ -1,0 +1,134 @@
+"""AA-CapsNet: CapsNet whose routing is one pass of self-attention over the places of the image.
+
+Paper: Pucci, Micheloni and Martinel, "Self-Attention Agreement Among Capsules", 2021.
+Known: the abstract, the authors' code of other capsule networks, and the count that others print, 6.6M. The network is
+CapsNet up to the primary capsules; attention then selects regions among their maps of votes, and a classification layer
+follows. There are fewer parameters than in CapsNet, so there is no matrix for each pair of capsules.
+Our reading: this is a reconstruction sized to the published count, not a reproduction. The primary capsules, as 256
+channels, are the votes of their place; queries and keys have 32 channels; what attention adds is scaled by one number
+that starts at zero; the hidden layer of 128 was chosen because it leads to 6.6M. Scores are sigmoids of the classifier
+with the margin loss; `loss="cross_entropy"` takes its logits instead.
+Differs from it: nothing else is known. Images are normalised inside the model, as everywhere in this library. It has no
+class capsules and no decoder, and its attention goes from places to places and not to classes: no routing state.
+Parameters: 6,592,971 for 1 x 28 x 28, 6,634,443 for 3 x 28 x 28, 7,551,947 for 3 x 32 x 32.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import margin_loss, squash
+from mspcaps.capsules.squash import at_least_fp32
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import run_block
+from mspcaps.models.model import Model, Task
+from mspcaps.models.registry import register_model
+
+SMALLEST = 17  # pixels a side that leave one capsule: two kernels of 9 without padding
+LOSSES = ("margin", "cross_entropy")
+
+
+class PlaceAttention(nn.Module):
+    """u + gamma * attention over the places of a map: [b, c, h, w] -> [b, c, h, w]; the identity at first.
+
+    A[m, n] = softmax over n of <query of place m, key of place n>; place m is given sum over n of A[m, n] value[n].
+    """
+
+    def __init__(self, chans: int, d_key: int) -> None:
+        super().__init__()
+        self.query = nn.Conv2d(chans, d_key, 1)
+        self.key = nn.Conv2d(chans, d_key, 1)
+        self.value = nn.Conv2d(chans, chans, 1)
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def couplings(self, u: Tensor) -> Tensor:
+        """[b, c, h, w] -> A [b, m, n], sums to one over n."""
+        q, k = (at_least_fp32(conv(u).flatten(2)) for conv in (self.query, self.key))  # [b, d, n]
+        return (q.transpose(1, 2) @ k).softmax(-1)
+
+    def forward(self, u: Tensor) -> Tensor:
+        v = at_least_fp32(self.value(u).flatten(2))  # [b, c, n]
+        attended = v @ self.couplings(u).transpose(1, 2)  # [b, c, m]
+        return u + self.gamma * attended.view_as(u)
+
+
+class AACapsNet(Model):
+    """9x9 convolution -> primary capsules as in CapsNet -> attention over places -> two linear layers -> logits."""
+
+    def __init__(self, task: Task, types: int = 32, d_in: int = 8, d_key: int = 32, hidden: int = 128) -> None:
+        super().__init__(task)
+        rows, columns = self.grid = grid_of(task.img_size)
+        self.d_in = d_in
+        self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
+        self.primary = nn.Conv2d(256, types * d_in, 9, stride=2)
+        self.attention = PlaceAttention(types * d_in, d_key)
+        self.hidden = nn.Linear(types * d_in * rows * columns, hidden)
+        self.num_features = hidden
+        self.new_classifier(task.num_classes)
+
+    def forward_stem(self, x: Tensor) -> Tensor:
+        """-> feature map [b, 256, h, w]."""
+        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
+
+    def make_capsules(self, fmap: Tensor) -> Tensor:
+        """Feature map -> primary capsules [b, types, d, h, w]."""
+        u = self.primary(fmap).unflatten(1, (-1, self.d_in))  # [b, types, d, h, w]
+        return squash(u.movedim(2, -1)).movedim(-1, 2)
+
+    def make_features(self, u: Tensor) -> Tensor:
+        """Primary capsules [b, types, d, h, w] -> hidden features [b, 128]."""
+        z = self.attention(u.flatten(1, 2))  # [b, types d, h, w]
+        return F.relu(self.hidden(z.flatten(1)))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """-> hidden features [b, 128]."""
+        return self.make_features(self.make_capsules(self.forward_stem(x)))
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """-> class scores [b, num_classes]: logits, before any softmax."""
+        return self.head(features)
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.0 [b, 256, h, w], primary.0 [b, n, d], hidden.0 [b, 128]."""
+        fmap = self.forward_stem(x)
+        u = self.make_capsules(fmap)
+        return {"map.0": fmap, "primary.0": u.movedim(2, -1).flatten(1, 3), "hidden.0": self.make_features(u)}
+
+    def tensor_places(self) -> dict[str, tuple[int, int]]:
+        return {"hidden.weight": self.grid}
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.head = nn.Linear(self.num_features, num_classes)
+
+
+class AACapsNetMargin(AACapsNet):
+    """The same network with sigmoids and the margin loss."""
+
+    scores = "lengths"  # as lengths are: in [0, 1], each class by itself
+    criterion = staticmethod(margin_loss)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """-> class scores [b, num_classes] in [0, 1]."""
+        return at_least_fp32(self.head(features)).sigmoid()
+
+
+def grid_of(img_size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of primary capsules; an image that leaves none is refused."""
+    if min(img_size) < SMALLEST:
+        nearest = " x ".join(str(max(side, SMALLEST)) for side in img_size)
+        raise MspcapsError(
+            f"an image of {img_size[0]} x {img_size[1]} pixels leaves no capsule: the nearest size that works is "
+            f"{nearest}"
+        )
+    rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
+    return rows, columns
+
+
+@register_model
+def aa_capsnet(task: Task, *, loss: str = "margin") -> AACapsNet:
+    if loss not in LOSSES:
+        raise MspcapsError(f"the option loss of aa_capsnet is {loss!r:.80}, but must be {' or '.join(LOSSES)}")
+    return AACapsNetMargin(task) if loss == "margin" else AACapsNet(task)

@@ -1,0 +1,98 @@
+"""AA-CapsNet: its counts, and every layer against a plain reference."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mspcaps import create_model, load_recipe
+from mspcaps.capsules import margin_loss
+from mspcaps.errors import MspcapsError
+
+
+@pytest.mark.parametrize(
+    ("in_chans", "size", "params"),
+    [  # shared/spec/baselines_a.md, section 2.2
+        (1, 28, 6_592_971),
+        (3, 28, 6_634_443),
+        (1, 32, 7_510_475),
+        (3, 32, 7_551_947),
+    ],
+)
+def test_parameters_are_those_of_the_specification(in_chans: int, size: int, params: int) -> None:
+    with torch.device("meta"):
+        model = create_model("aa_capsnet", in_chans=in_chans, img_size=size)
+    assert sum(p.numel() for p in model.parameters()) == params
+
+
+def test_equals_loops_over_places() -> None:
+    torch.manual_seed(0)
+    model = create_model("aa_capsnet", num_classes=3, in_chans=1, img_size=(20, 21)).double().eval()
+    attention = model.attention
+    torch.nn.init.constant_(attention.gamma, 0.7)
+    for conv in (attention.query, attention.key):
+        torch.nn.init.normal_(conv.weight)
+    x, y = torch.rand(2, 1, 20, 21, dtype=torch.float64), torch.tensor([2, 0])
+    f = F.conv2d((x - 0.5) / 0.5, model.stem[0].weight, model.stem[0].bias).clamp(min=0)
+    g = F.conv2d(f, model.primary.weight, model.primary.bias, stride=2)  # [b, 256, 2, 3]
+    u = torch.empty_like(g)
+    for t in range(32):
+        s = g[:, 8 * t : 8 * t + 8]
+        norm = s.norm(dim=1, keepdim=True)
+        u[:, 8 * t : 8 * t + 8] = s * norm / (1 + norm**2)
+    places = [(r, c) for r in range(2) for c in range(3)]
+
+    def at(conv: torch.nn.Conv2d, place: tuple[int, int]) -> torch.Tensor:
+        return u[:, :, place[0], place[1]] @ conv.weight[:, :, 0, 0].T + conv.bias
+
+    z, shares = u.clone(), []
+    for m in places:
+        agreements = torch.stack([(at(attention.query, m) * at(attention.key, n)).sum(1) for n in places])  # [n, b]
+        share = agreements.softmax(0)
+        shares.append(share)
+        for i, n in enumerate(places):
+            z[:, :, m[0], m[1]] += 0.7 * share[i][:, None] * at(attention.value, n)
+    hidden = (z.flatten(1) @ model.hidden.weight.T + model.hidden.bias).clamp(min=0)
+    expected = 1 / (1 + (-(hidden @ model.head.weight.T + model.head.bias)).exp())
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model.training_loss(x, y, model.criterion), margin_loss(expected, y))
+    torch.testing.assert_close(attention.couplings(u), torch.stack(shares).permute(2, 0, 1))  # [b, m, n]
+    assert model.routing_state(x) == [], "nothing is routed to the classes"
+
+
+def test_attention_is_the_identity_at_first() -> None:
+    attention, u = create_model("aa_capsnet", num_classes=3, img_size=20).attention, torch.randn(2, 256, 2, 2)
+    assert torch.equal(attention(u), u)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    torch.manual_seed(0)
+    model, y = create_model("aa_capsnet", num_classes=3, img_size=20), torch.tensor([0, 2, 1])
+    torch.nn.init.ones_(model.attention.gamma)  # at zero only it learns, and the rest of attention follows
+    model.training_loss(torch.rand(3, 3, 20, 20), y, model.criterion).backward()
+    zero = {name for name, p in model.named_parameters() if not (p.grad.isfinite().all() and p.grad.any())}
+    assert not zero
+
+
+def test_the_loss_can_be_cross_entropy() -> None:
+    x, y, made = torch.rand(2, 3, 20, 20), torch.tensor([0, 2]), []
+    for loss in ("margin", "cross_entropy"):
+        torch.manual_seed(0)
+        made.append(create_model("aa_capsnet", num_classes=3, img_size=20, loss=loss).eval())
+    lengths, logits = made
+    assert (lengths.scores, logits.scores) == ("lengths", "logits")
+    torch.testing.assert_close(logits(x).sigmoid(), lengths(x))
+    torch.testing.assert_close(logits.training_loss(x, y, logits.criterion), F.cross_entropy(logits(x), y))
+    with pytest.raises(MspcapsError, match="hinge"):
+        create_model("aa_capsnet", loss="hinge")
+
+
+def test_an_image_without_a_capsule_is_refused() -> None:
+    with pytest.raises(MspcapsError, match=r"16 x 20.*17 x 20"):
+        create_model("aa_capsnet", img_size=(16, 20))
+    assert create_model("aa_capsnet", img_size=17).eval()(torch.rand(2, 3, 17, 17)).shape == (2, 10)
+
+
+def test_recipes() -> None:
+    paper, own = load_recipe("paper/cifar10/aa_capsnet"), load_recipe("native/cifar10/aa_capsnet")
+    assert paper.replace(model="mspcaps_t", name="paper") == load_recipe("paper/cifar10/mspcaps_t")
+    assert (own.optimizer, own.lr, own.weight_decay, own.epochs) == ("adamw", 1e-3, 1e-7, 100)
