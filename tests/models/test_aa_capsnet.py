@@ -70,7 +70,7 @@ def test_every_parameter_gets_a_gradient() -> None:
     torch.nn.init.ones_(model.attention.gamma)  # at zero only it learns, and the rest of attention follows
     model.training_loss(torch.rand(3, 3, 20, 20), y, model.criterion).backward()
     zero = {name for name, p in model.named_parameters() if not (p.grad.isfinite().all() and p.grad.any())}
-    assert not zero
+    assert zero <= {"attention.key.bias"}, "the softmax cancels it: what is left is rounding"
 
 
 def test_the_loss_can_be_cross_entropy() -> None:

@@ -94,6 +94,14 @@ def test_an_image_without_a_capsule_is_refused(options: dict, least: int) -> Non
     assert create_model("da_capsnet", img_size=least, **options).eval()(torch.rand(2, 3, least, least)).shape == (2, 10)
 
 
+def test_other_classes_get_a_decoder_too() -> None:
+    model, y = create_model("da_capsnet", num_classes=3, img_size=18, decoder=True).double(), torch.tensor([4, 2])
+    model.reset_classifier(5)
+    x = torch.rand(2, 3, 18, 18, dtype=torch.float64)
+    assert model.training_loss(x, y, model.criterion).isfinite() and model.forward_capsules(x).shape == (2, 5, 16)
+    assert model.reconstruct(model.forward_capsules(x), y).shape == x.shape
+
+
 def test_its_own_recipe_has_the_decoder() -> None:
     recipe = load_recipe("native/cifar10/da_capsnet")
     assert (recipe.options, recipe.optimizer, recipe.epochs) == ({"decoder": True}, "adam", 100)

@@ -122,6 +122,14 @@ def test_an_image_without_a_capsule_is_refused() -> None:
     assert create_model("rs_capsnet", img_size=4).eval()(torch.rand(2, 3, 4, 4)).shape == (2, 10)
 
 
+def test_other_classes_get_a_decoder_too() -> None:
+    model, y = create_model("rs_capsnet", num_classes=3, img_size=12, decoder=True).double(), torch.tensor([4, 2])
+    model.reset_classifier(5)
+    x = torch.rand(2, 3, 12, 12, dtype=torch.float64)
+    assert model.training_loss(x, y, model.criterion).isfinite() and model.forward_capsules(x).shape == (2, 5, 16)
+    assert model.reconstruct(model.forward_capsules(x), y).shape == x.shape
+
+
 def test_its_own_recipe_has_the_decoder() -> None:
     recipe = load_recipe("native/cifar10/rs_capsnet")
     assert recipe.replace(options={}, model="mspcaps_t", name="paper") == load_recipe("paper/cifar10/mspcaps_t")

@@ -6,8 +6,9 @@ CapsNet up to the primary capsules; attention then selects regions among their m
 follows. There are fewer parameters than in CapsNet, so there is no matrix for each pair of capsules.
 Our reading: this is a reconstruction sized to the published count, not a reproduction. The primary capsules, as 256
 channels, are the votes of their place; queries and keys have 32 channels; what attention adds is scaled by one number
-that starts at zero; the hidden layer of 128 was chosen because it leads to 6.6M. Scores are sigmoids of the classifier
-with the margin loss; `loss="cross_entropy"` takes its logits instead.
+that starts at zero; the hidden layer of 128 was chosen because it leads to 6.6M. The softmax cancels the bias of the
+keys, which the count includes. Scores are sigmoids of the classifier with the margin loss; `loss="cross_entropy"` takes
+its logits instead.
 Differs from it: nothing else is known. Images are normalised inside the model, as everywhere in this library. It has no
 class capsules and no decoder, and its attention goes from places to places and not to classes: no routing state.
 Parameters: 6,592,971 for 1 x 28 x 28, 6,634,443 for 3 x 28 x 28, 7,551,947 for 3 x 32 x 32.
