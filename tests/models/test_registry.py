@@ -45,9 +45,14 @@ def test_every_parameter_receives_a_gradient(name):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+def exact(name, model, x):
+    """OrthCaps prunes by a hard threshold: in single precision a rounding may decide on which side a capsule falls."""
+    return (model.double(), x.double()) if name.startswith("orthcaps") else (model, x)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_evaluation_is_repeatable_and_does_not_depend_on_the_batch(name):
-    model, x = warmed(name), torch.rand(5, 3, 32, 32)
+    model, x = exact(name, warmed(name), torch.rand(5, 3, 32, 32))
     with torch.no_grad():
         together = model(x)
         assert torch.equal(model(x), together)
@@ -59,7 +64,7 @@ def test_evaluation_is_repeatable_and_does_not_depend_on_the_batch(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_channels_last_equals_contiguous(name):
-    model, x = warmed(name), torch.rand(3, 3, 32, 32)
+    model, x = exact(name, warmed(name), torch.rand(3, 3, 32, 32))
     with torch.no_grad():
         expected = model(x)
         actual = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
