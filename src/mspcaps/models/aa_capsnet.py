@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from mspcaps.capsules import margin_loss, squash
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import run_block
+from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Model, Task
 from mspcaps.models.registry import register_model
 
@@ -118,12 +118,7 @@ class AACapsNetMargin(AACapsNet):
 
 def grid_of(img_size: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of primary capsules; an image that leaves none is refused."""
-    if min(img_size) < SMALLEST:
-        nearest = " x ".join(str(max(side, SMALLEST)) for side in img_size)
-        raise MspcapsError(
-            f"an image of {img_size[0]} x {img_size[1]} pixels leaves no capsule: the nearest size that works is "
-            f"{nearest}"
-        )
+    check_img_size(img_size, SMALLEST)
     rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
     return rows, columns
 

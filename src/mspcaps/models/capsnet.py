@@ -11,9 +11,8 @@ Parameters: 6,804,224 for 1 x 28 x 28 (8,215,568 with decoder), 7,992,576 for 3 
 from torch import Tensor, nn
 
 from mspcaps.capsules import DynamicRouting, States, squash
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
-from mspcaps.models.layers import run_block
+from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -28,12 +27,7 @@ class CapsNet(CapsuleModel):
     ) -> None:
         super().__init__(task)
         rows, columns = (((side - 8) - 9) // 2 + 1 for side in task.img_size)
-        if min(rows, columns) < 1:
-            nearest = " x ".join(str(max(side, SMALLEST)) for side in task.img_size)
-            raise MspcapsError(
-                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-                f"works is {nearest}"
-            )
+        check_img_size(task.img_size, SMALLEST)
         self.d_in, self.d_out = d_in, d_out
         self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
         self.primary = nn.Conv2d(256, types * d_in, 9, stride=2)

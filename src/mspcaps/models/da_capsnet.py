@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import DualAttentionRouting, States
 from mspcaps.capsules.routing.dual_attention import Gate
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
-from mspcaps.models.layers import run_block
+from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -48,13 +47,7 @@ class DACapsNet(CapsuleModel):
         super().__init__(task)
         shrinks = 2 * (kernel - 1) + 2 * extra_conv  # of the halved map
         rows, columns = ((side - 4) // 2 - shrinks for side in task.img_size)
-        if min(rows, columns) < 1:
-            smallest = 4 + 2 * (1 + shrinks)
-            nearest = " x ".join(str(max(side, smallest)) for side in task.img_size)
-            raise MspcapsError(
-                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-                f"works is {nearest}"
-            )
+        check_img_size(task.img_size, 4 + 2 * (1 + shrinks))
         self.d_out = d_out
         self.fine = nn.Sequential(nn.Conv2d(task.in_chans, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU())
         coarse = [nn.Conv2d(64, 128, kernel), nn.ReLU(), nn.Conv2d(128, 128, kernel), nn.ReLU()]

@@ -18,9 +18,8 @@ import math
 from torch import Tensor, nn
 
 from mspcaps.capsules import SelfAttentionRouting, States, exponential_squash
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
-from mspcaps.models.layers import BatchNorm, run_block
+from mspcaps.models.layers import BatchNorm, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -35,12 +34,7 @@ class EfficientCapsNet(CapsuleModel):
     def __init__(self, task: Task, decoder: bool, d_in: int = 8, d_out: int = 16) -> None:
         super().__init__(task)
         rows, columns = ((side - 8 - 3) // 2 + 1 for side in task.img_size)
-        if min(rows, columns) < 1:
-            nearest = " x ".join(str(max(side, SMALLEST)) for side in task.img_size)
-            raise MspcapsError(
-                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-                f"works is {nearest}"
-            )
+        check_img_size(task.img_size, SMALLEST)
         self.d_in, self.d_out = d_in, d_out
         layers: list[nn.Module] = []
         chans = task.in_chans

@@ -15,8 +15,7 @@ Parameters: 561,297 for 3 x 32 x 32, 556,689 for 1 x 32 x 32, 510,609 for 1 x 28
 from torch import Tensor, nn
 
 from mspcaps.capsules import InvertedAttentionRouting, RoutingState, States
-from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import run_block
+from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Model, Task
 from mspcaps.models.registry import register_model
 
@@ -55,12 +54,7 @@ class IDPCapsNet(Model):
         self.lower = InvertedAttentionRouting(TYPES, TYPES, (3, 3), stride=2)
         self.upper = InvertedAttentionRouting(TYPES, TYPES, (3, 3))
         grid = self.upper.out_grid(*self.lower.out_grid(rows, columns))
-        if min(grid) < 1:
-            nearest = " x ".join(str(max(side, SMALLEST)) for side in task.img_size)
-            raise MspcapsError(
-                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-                f"works is {nearest}"
-            )
+        check_img_size(task.img_size, SMALLEST)
         self.routing = InvertedAttentionRouting(TYPES, task.num_classes, grid)
         self.head = nn.Linear(POSE, 1)
         self.num_features = max(1, iterations - 1) * grid[0] * grid[1] * TYPES * POSE

@@ -33,6 +33,16 @@ def check_labels(labels: Tensor, classes: int) -> None:
         raise MspcapsError(f"labels run from {low} to {high}, but there are {classes} classes, numbered from 0")
 
 
+def check_img_size(img_size: tuple[int, int], smallest: int) -> None:
+    """Refuses an image that leaves a network no capsule."""
+    if min(img_size) < smallest:
+        nearest = " x ".join(str(max(side, smallest)) for side in img_size)
+        raise MspcapsError(
+            f"an image of {img_size[0]} x {img_size[1]} pixels leaves no capsule: the nearest size that works is "
+            f"{nearest}"
+        )
+
+
 class Normalize(nn.Module):
     """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units.
 

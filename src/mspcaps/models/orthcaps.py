@@ -31,9 +31,8 @@ from mspcaps.capsules import (
     length,
     squash,
 )
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, Dropout, run_block
+from mspcaps.models.layers import BatchNorm, Dropout, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -181,12 +180,7 @@ class OrthCaps(CapsuleModel):
 @register_model
 def orthcaps_s(task: Task) -> OrthCaps:
     sides = [(side + 1) // 2 - 8 for side in task.img_size]
-    if min(sides) < 1:
-        nearest = " x ".join(str(max(side, SMALLEST)) for side in task.img_size)
-        raise MspcapsError(
-            f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-            f"works is {nearest}"
-        )
+    check_img_size(task.img_size, SMALLEST)
     primary, types = ConvCaps(64, 8 * D, 9), 8
     layers: list[nn.Module] = [Routed(SimplifiedOrthogonalRouting(D))]
     if task.in_chans > 1:
