@@ -10,6 +10,7 @@ from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, o
 from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
 from mspcaps.errors import MspcapsError
 from mspcaps.training.device import free_bytes
+from mspcaps.training.memory import check_memory
 from mspcaps.training.recipe import Recipe
 
 Images = ImageSet | FolderImages
@@ -43,6 +44,8 @@ def load_splits(recipe: Recipe, device: torch.device, log: Callable[[str], None]
             f"least two{': name the folder whose subfolders are the classes' if folder else ''}"
         )
     size = training_size(recipe, train)
+    resident = 0 if isinstance(train, FolderImages) else len(train)  # those of folders are read only if they fit
+    check_memory(recipe, device, len(train.classes), train.channels, size, resident)
     train, test = resized(train, size), resized(test, size)
     if isinstance(train, ImageSet) and isinstance(test, ImageSet):
         return train.to(device), test
