@@ -331,11 +331,11 @@ def repeats_table(report: Report) -> str:
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     """All measurements, training before inference, small models first, GPUs before CPUs."""
-    order, found = ("train", "infer"), []
+    order, found = ("train", "infer", "families"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:
-            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench train` or `infer`")
+            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`")
         found.append(result)
     key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
         order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
