@@ -109,7 +109,7 @@ class Pair:
         precision, trained = step.precision, self.beside(self.step, step)
         del step
         ran = self.beside(self.forward, self.infer(name))
-        train = {"form": self.engine, "precision": precision, "ms_per_step": trained[1].to_dict()}
+        train: dict[str, Any] = {"form": self.engine, "precision": precision, "ms_per_step": trained[1].to_dict()}
         train |= rates(trained, self.task.batch_size) | ({} if memory is None else {"peak_memory_bytes": memory})
         return {
             "params": cost.params, "macs": cost.macs, "memory_bytes_per_image": cost.memory_bytes_per_image,
