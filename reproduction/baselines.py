@@ -48,12 +48,12 @@ class Cell:
 
     @property
     def ours(self) -> str:
-        """88.26 ± 0.10, best 88.40 ± 0.08 (n = 3)"""
+        """88.26 ± 0.10, best 88.40 ± 0.08, n = 3, in three lines: six columns of one line each would be too wide."""
         if self.group is None:
             return NONE
         epochs = self.group.first.epochs
         fewer = "" if epochs == EPOCHS else f", {epochs} epochs"
-        return f"{self.group.last}, best {self.group.best} (n = {self.group.last.n}{fewer})"
+        return f"{self.group.last}<br>best {self.group.best}<br>n = {self.group.last.n}{fewer}"
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,10 @@ def test_ours_stands_beside_the_printed_cell(results):
     (source, rows), (_, large) = baselines.tables
     table = accuracy_table(source, rows)
     assert cells(table, "CapsNet")[1:] == [
-        "6.8M", "7,992,576", "99.45", "–", "93.96", "–", "74.88", "74.88, best 74.88 (n = 1)",
+        "6.8M", "7,992,576", "99.45", "–", "93.96", "–", "74.88", "74.88<br>best 74.88<br>n = 1",
     ]  # fmt: skip
     assert cells(table, "DA-CapsNet")[7] == "85.47\\*" and cells(table, "ResNet-20")[1] == "–"
-    assert "88.01 (n = 1, 260 epochs)" in cells(accuracy_table(paper.MAIN[1], large), "DeepCaps")[-1]
+    assert "88.01<br>n = 1, 260 epochs" in cells(accuracy_table(paper.MAIN[1], large), "DeepCaps")[-1]
     quoted = cells(accuracy_table(paper.MAIN[1], large), "AR-CapsNet†")
     assert quoted[1:] == ["9.6M\\*", "–", "99.49\\*", "–", "–", "–", "90.11\\*", "–"]
 
