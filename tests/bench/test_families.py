@@ -52,8 +52,13 @@ def test_what_does_not_fit_is_told_and_the_rest_measured(monkeypatch):
         return infer(self, name)
 
     monkeypatch.setattr(families.Pair, "infer", too_large)
-    found = bench_families("efficient_capsnet", CPU, 2, ("resnet20", "efficient_capsnet"), quick=True)
-    assert list(found["families"]) == ["efficient_capsnet"] and found["failed"] == {"resnet20": "no room"}
+    saved: list[list[str]] = []
+    few = ("resnet20", "efficient_capsnet", "mspcaps_t_scale16")
+    found = bench_families(
+        "efficient_capsnet", CPU, 2, few, quick=True, save=lambda result: saved.append([*result["families"]])
+    )
+    assert saved == [["efficient_capsnet"], ["efficient_capsnet"], ["efficient_capsnet", "mspcaps_t_scale16"]]
+    assert found["failed"] == {"resnet20": "no room"}
     assert any("no room" in note for note in tables.result_tables(found)[1])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger_makers import enter, entry
+from ledger_makers import enter, entry, shortened
 from mspcaps.bench import list_families
 from mspcaps.models import list_models, summarize
 from reproduction import paper
@@ -19,14 +19,6 @@ ROOT = Path(__file__).parents[2]
 CLAIM = "capsule families under one protocol"
 MODELS = ("capsnet", "da_capsnet", "aa_capsnet", "idp_capsnet", "efficient_capsnet", "orthcaps_s", "rs_capsnet",
           "ar_capsnet", "deepcaps", "orthcaps_d", "mspcaps_t", "mspcaps_l")  # fmt: skip
-
-
-def shortened(name: str, accuracy: float, epochs: int) -> dict:
-    made = entry(name, [60.0, accuracy])
-    made["recipe"] |= {"epochs": epochs, "name": f"{made['recipe']['name']}+epochs={epochs}"}
-    made["epochs"] = epochs
-    made["curve"] = {key: values[-epochs:] for key, values in made["curve"].items()}
-    return made
 
 
 @pytest.fixture

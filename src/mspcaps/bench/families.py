@@ -42,8 +42,10 @@ def bench_families(
     models: Sequence[str] = (),
     quick: bool = False,
     log: Log = lambda line: None,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure all families, or the `models` named; one that does not fit into memory or compile is told as failed."""
+    """Measure all families, or the `models` named; one that does not fit into memory or compile is told as failed.
+    Compiling them all takes minutes: `save` gets what there is after every family."""
     device = device or torch.device("cpu")
     on_gpu = device.type == "cuda"
     batch_size = batch_size if batch_size is not None else PAPER.batch_size if on_gpu else 16
@@ -56,22 +58,22 @@ def bench_families(
     where = environment(device)  # before the machine is busy with us
     task = Task(batch_size, images=CIFAR10.train if on_gpu and not quick else 4 * batch_size)
     pair = Pair(reference, task, device, quick)
-    families: dict[str, dict[str, Any]] = {}
-    failed: dict[str, str] = {}
+    result: dict[str, Any] = {
+        "what": "families", "model": "+".join(models) or "all", "reference": reference, "quick": quick,
+        "environment": where, "conventions": CONVENTIONS, "batch_size": batch_size,
+        "inference_batch_size": pair.inference_batch, "families": {}, "failed": {},
+    }  # fmt: skip
     for name in dict.fromkeys((reference, *(models or list_families()))):
         log(f"measuring {name}")
         try:
-            families[name] = pair.measure(name)
-        except (MspcapsError, torch.OutOfMemoryError, torch._dynamo.exc.BackendCompilerFailed) as error:
+            result["families"][name] = pair.measure(name)
+        except (MspcapsError, RuntimeError) as error:  # out of memory, or what the compiler or a graph does not take
             if name == reference:
                 raise
-            failed[name] = first_line(error)
-            log(f"left out: {failed[name]}")
-    return {
-        "what": "families", "model": "+".join(models) or "all", "reference": reference, "quick": quick,
-        "environment": where, "conventions": CONVENTIONS, "batch_size": batch_size,
-        "inference_batch_size": pair.inference_batch, "families": families, "failed": failed,
-    }  # fmt: skip
+            result["failed"][name] = first_line(error)
+            log(f"left out: {result['failed'][name]}")
+        save(result)
+    return result
 
 
 class Pair:

@@ -327,7 +327,7 @@ def bench(
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
     elif what == "families":
-        result = bench_families(model, chosen, batch_size, models, quick, log)
+        result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
     else:
         result = bench_infer(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
