@@ -120,6 +120,22 @@ def test_the_controls_follow_the_papers_recipe() -> None:
     assert all(replace(r, model=paper.model, seed=0) == paper for r in alike)
 
 
+def test_the_baselines_follow_the_papers_recipe() -> None:
+    """But for the epochs of the slow ones, which their names tell."""
+    runs = load_sweep(recipe_folder() / "sweeps" / "baselines.toml")
+    asked = {name for name in list_recipes() if name.startswith("paper/") and "/mspcaps_" not in name}
+    resnets = {f"controls/cifar10/{name}" for name in ("resnet18", "resnet20")}
+    assert {f"paper/{r.data}/{r.model}" for r in runs if "resnet" not in r.model} == asked
+    assert len({(r.data, r.model, r.seed) for r in runs}) == len(runs)
+    for name in asked | resnets:
+        recipe = load_recipe(name)
+        mspcaps = load_recipe(f"paper/{recipe.data}/mspcaps_t")
+        mine = [r for r in runs if (r.data, r.model) == (recipe.data, recipe.model)]
+        assert mine and replace(recipe, model="mspcaps_t") == mspcaps
+        for r in mine:
+            assert r == recipe.replace(seed=r.seed, epochs=r.epochs) and (r.epochs == 300) == (r.name == "paper")
+
+
 def test_claims_without_a_table_have_ledger_paths_of_their_own() -> None:
     """Options are part of the name, as `replace` gives it, so that nothing is taken for the paper's own runs."""
     paper, runs = load_recipe("paper/cifar10/mspcaps_t"), load_sweep(recipe_folder() / "sweeps" / "claims.toml")

@@ -66,6 +66,16 @@ def test_householder_matrices_are_orthogonal(d: int) -> None:
         torch.testing.assert_close(householder(b), w, rtol=0, atol=1e-6)
 
 
+def test_the_compiler_takes_householder_matrices_whole() -> None:
+    """With neither a break in the graph nor bf16 in it."""
+    b = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = torch.compile(householder, backend="aot_eager", fullgraph=True)(b)
+    torch.testing.assert_close(compiled, householder(b), rtol=0, atol=1e-6)
+    assert householder(b.to("meta")).shape == (2, 5, 5), "where there is no autocast at all"
+
+
 def test_the_simplified_routing_equals_a_loop() -> None:
     torch.manual_seed(0)
     routing = SimplifiedOrthogonalRouting(4).double()

@@ -45,8 +45,9 @@ def householder(b: Tensor) -> Tensor:
     b = at_least_fp32(b)
     b = b / b.norm(dim=-1, keepdim=True)
     product = torch.eye(b.shape[-1], device=b.device, dtype=b.dtype) - 2 * b.unsqueeze(-1) * b.unsqueeze(-2)
-    available = torch.amp.is_autocast_available(b.device.type)
-    with torch.autocast(b.device.type, enabled=False) if available else contextlib.nullcontext():
+    # The meta device knows no autocast; torch.amp.is_autocast_available would say so, but torch.compile refuses it.
+    on_meta = b.device.type == "meta"
+    with contextlib.nullcontext() if on_meta else torch.autocast(b.device.type, enabled=False):
         while (count := product.shape[-3]) > 1:  # neighbours by pairs: [..., i, d, d] -> [..., i / 2, d, d]
             pairs = product[..., : count - 1 : 2, :, :] @ product[..., 1::2, :, :]
             product = torch.cat((pairs, product[..., count - 1 :, :, :]), -3) if count % 2 else pairs
