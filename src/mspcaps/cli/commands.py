@@ -291,8 +291,9 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer"]],
+    what: Positional[Literal["train", "infer", "families"]],
     model: str = "mspcaps_t",
+    models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
     batch_size: Maybe[int] = None,
     scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     packed: Maybe[int] = None,
@@ -303,25 +304,30 @@ def bench(
     """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
 
     Args:
-        what: train measures training steps, infer the forward pass.
-        model: Model name, as listed by `mspcaps models`.
-        batch_size: Images per step, 128 by default. For infer: the largest batch to try.
+        what: train measures training steps, infer the forward pass, families both for every family of models.
+        model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
+        models: families only: measure these instead of all.
+        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu or cuda; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_families, bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
-    if what == "infer" and (scaling or packed is not None):
+    if what != "train" and (scaling or packed is not None):
         raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
+    if what != "families" and models:
+        raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
+    elif what == "families":
+        result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
     else:
         result = bench_infer(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
