@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, print_results, show_progress, stoppable, table
+from mspcaps.cli.common import Maybe, note_skipped, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes
 
@@ -198,6 +198,7 @@ def predict(
 def check_paths(paths: list[Path]) -> None:
     if not paths:
         raise MspcapsError("name at least one picture or folder")
+    note_skipped(paths)
 
 
 def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
