@@ -330,12 +330,12 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements, training before inference, small models first, GPUs before CPUs."""
-    order, found = ("train", "infer"), []
+    """All measurements: training, inference, attacks; GPUs before CPUs, small models first."""
+    order, found = ("train", "infer", "attack"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:
-            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench train` or `infer`")
+            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`")
         found.append(result)
     key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
         order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]

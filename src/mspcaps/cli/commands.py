@@ -291,7 +291,7 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer"]],
+    what: Positional[Literal["train", "infer", "attack"]],
     model: str = "mspcaps_t",
     batch_size: Maybe[int] = None,
     scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -300,22 +300,22 @@ def bench(
     device: Maybe[str] = None,
     results: Path = Path("results"),
 ) -> None:
-    """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
+    """Measure speed on this machine beside a reference in the same run: eager PyTorch and a ResNet, or foolbox.
 
     Args:
-        what: train measures training steps, infer the forward pass.
+        what: train measures training steps, infer the forward pass, attack a 10-step attack with shipped weights.
         model: Model name, as listed by `mspcaps models`.
-        batch_size: Images per step, 128 by default. For infer: the largest batch to try.
+        batch_size: Images per step, 128 by default. For infer: the largest batch to try. For attack: images at a time.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu or cuda; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_attack, bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
-    if what == "infer" and (scaling or packed is not None):
+    if what != "train" and (scaling or packed is not None):
         raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
@@ -323,7 +323,8 @@ def bench(
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
     else:
-        result = bench_infer(model, chosen, batch_size, quick, log)
+        measure = bench_infer if what == "infer" else bench_attack
+        result = measure(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))
