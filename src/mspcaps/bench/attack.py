@@ -70,7 +70,8 @@ def bench_attack(
     }  # fmt: skip
     works = {"ours": Attack(lambda x, y: bim(trained, x, y, EPS, steps=STEPS), x, y, size)}
     if device.type == "cuda" and not quick:
-        compiled = torch.compile(load_model(weights).to(device).requires_grad_(False), dynamic=False)
+        compiled = load_model(weights).to(device).requires_grad_(False)
+        compiled.compile(dynamic=False)
         works["ours, compiled"] = Attack(lambda x, y: bim(compiled, x, y, EPS, steps=STEPS), x, y, size)
     result["unavailable"] = {}
     try:

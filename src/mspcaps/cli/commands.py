@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.common import Maybe, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
-from mspcaps.files import check_writable, format_bytes
+from mspcaps.files import check_writable, format_bytes, weights_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -248,14 +248,6 @@ def explain(
             (f"{page.picture}: {page.answer}  {page.page}", page.error)
             for page in write_pages(model, paths, out / name, label, progress.update, name)
         )
-
-
-def weights_name(weights: str) -> str:
-    """What to call them: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
-    path = Path(weights)
-    if path.suffix != ".safetensors":
-        return path.name
-    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name
 
 
 def export(

@@ -80,7 +80,7 @@ class Robustness:
     """What a run of `attack` found, or several of them on the same weights and images."""
 
     model: str
-    weights: str  # name or file; empty for a module from memory
+    weights: str  # what to call them; empty for a module from memory
     weights_sha256: str | None
     dataset: str
     seed: int
@@ -150,7 +150,10 @@ class Robustness:
             kept = [point for point in old if curve.at(point.eps) is None]
             points = tuple(sorted([*kept, *curve.points], key=lambda point: point.eps))
             curves[curve.key] = replace(curve, points=points)
-        cautions = tuple(dict.fromkeys((*self.cautions, *other.cautions)))
+        from mspcaps.evaluation.attacks.diagnostics import COMPARISONS, compare  # which know this file
+
+        probed = [caution for caution in (*self.cautions, *other.cautions) if caution.check not in COMPARISONS]
+        cautions = tuple(dict.fromkeys((*compare(tuple(curves.values())), *probed)))
         return replace(other, curves=tuple(curves.values()), cautions=cautions)
 
     def to_dict(self) -> dict[str, Any]:
@@ -225,9 +228,7 @@ def unpack(text: str, n: int) -> Bits:
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
     """`images` is in the name where only the first so many were attacked, the data where the weights do not say it."""
-    path = Path(result.weights or result.model)
-    plain = path.stem if path.suffix == ".safetensors" else path.name
-    name = path.resolve().parent.name if plain in ("last", "best", "model") else plain
+    name = result.weights or result.model
     data = "" if result.dataset in name else f"-{result.dataset.replace(' ', '-')}"
     return results / FOLDER / f"{PREFIX}{name}{data}{'' if images is None else f'-{images}'}.json"
 

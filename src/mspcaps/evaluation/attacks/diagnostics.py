@@ -20,6 +20,7 @@ PROBED_ELSEWHERE = 1000
 SLACK = 0.5  # points: a smaller difference the other way says nothing
 BLACK_BOX = 0.2  # points that an attack without gradients may gain, as in AutoAttack
 LARGE = 0.5  # with this eps every image can become the same grey
+COMPARISONS = {"zero gradients", "falls with eps", "iterated beats single", "white beats black"}
 HELP = 2.0  # points that twice the steps and a second start may gain
 
 
@@ -28,12 +29,17 @@ def diagnose(
     progress: ProgressFn = no_progress,
 ) -> tuple[Caution, ...]:  # fmt: skip
     """All checks on what the trials found."""
-    cautions = [*zero_gradients(curves), *falling(curves), *iterated(curves), *black_box(curves)]
+    cautions = compare(curves)
     if target.clean.any():
         cautions += [*unchanged(target), *large_eps(target, trials, progress), *converged(target, trials, curves)]
         if surrogate is not None:
             cautions += transfer(target, curves, surrogate)
     return tuple(cautions)
+
+
+def compare(curves: Sequence[Curve]) -> list[Caution]:
+    """The checks that need no model: those of COMPARISONS."""
+    return [*zero_gradients(curves), *falling(curves), *iterated(curves), *black_box(curves)]
 
 
 def zero_gradients(curves: Sequence[Curve]) -> Iterator[Caution]:

@@ -25,7 +25,7 @@ from mspcaps.evaluation.attacks.steps import gradient
 from mspcaps.evaluation.attacks.votes import vote_attack
 from mspcaps.evaluation.load import load_for
 from mspcaps.evaluation.robustness import Bits, Caution, Curve, Point, Robustness
-from mspcaps.files import ProgressFn, no_progress, sha256_of
+from mspcaps.files import ProgressFn, no_progress, sha256_of, weights_name
 from mspcaps.models import as_model, unwrapped, weights_path
 from mspcaps.models.layers import check_labels, in_eval_mode
 
@@ -187,8 +187,9 @@ def attack(
     trials = [Trial.parse(text, restarts) for text in ([attacks] if isinstance(attacks, str) else attacks)]
     if not budgets or not trials:
         raise MspcapsError("name at least one eps and one attack, such as eps=8/255 and attacks='pgd'")
-    weights = str(model) if isinstance(model, str | Path) else ""
-    sha256 = sha256_of(weights_path(weights)) if weights else None
+    weights, sha256 = "", None
+    if isinstance(model, str | Path):
+        weights, sha256 = weights_name(model), sha256_of(weights_path(model))
     model = moved(as_model(model), device)
     name, target = open_target(model, data, split, images, batch_size, seed, progress)
     done, total = 0, len(trials) * len(budgets) * int(target.clean.sum())
