@@ -131,7 +131,7 @@ def attack_notes(result: dict[str, Any]) -> list[str]:
     return [
         *([f"Foolbox takes {number(ratio)} times as long as ours in its faster form."] if ratio else []),
         f"BIM with {result['steps']} steps and eps 8/255 on test images of CIFAR-10; batch size "
-        f"{result['batch_size']:,}; fp32.",
+        f"{result['batch_size']:,}; PyTorch's default precision.",
         f"Device: {environment['device']}; {versions}.",
         *busy_note(environment),
         *(f"Without {name}: {why}" for name, why in result["unavailable"].items()),

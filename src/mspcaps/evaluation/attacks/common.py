@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.accuracy import full_precision
 from mspcaps.models.layers import check_floating, check_labels, hash_words, in_eval_mode
 
 Scores = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> [b, K]
@@ -33,11 +32,12 @@ def check_images(x: Tensor) -> None:
 
 @contextlib.contextmanager
 def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Iterator[int]:
-    """Checks everything and gives the number of classes. Meanwhile the model is in eval mode, in full precision:
-    BatchNorm must not mix the images of a batch, nor learn from them."""
+    """Checks everything and gives the number of classes. Meanwhile the model is in eval mode, without autocast:
+    BatchNorm must not mix the images of a batch, nor learn from them. On a GPU convolutions may use TF32, PyTorch's
+    default; `full_precision` around the call forbids it."""
     check_eps(eps)
     check_images(x)
-    with in_eval_mode(model), full_precision(x.device):
+    with in_eval_mode(model), torch.autocast(x.device.type, enabled=False):
         with torch.no_grad():
             scores = model(x[:1])
         if scores.ndim != 2 or scores.shape[1] < 2:
