@@ -20,7 +20,8 @@ DATA, EPS, STEPS = "cifar10", 8 / 255, 10
 ON_CPU, QUICK = 500, 20  # images
 CONVENTIONS = {
     "attack": "BIM: 10 steps of eps / 10 from the image itself, eps 8/255, along the sign of the cross-entropy's "
-    "gradient; the same for both, with the same batches, in PyTorch's default precision: on a GPU convolutions use TF32",
+    "gradient; the same for both, with the same batches",
+    "precision": "PyTorch's default: fp32, and on a GPU TF32 in convolutions",
     "forms": "ours and foolbox: the model as load_model gives it; compiled (GPU): torch.compile of it, its parameters "
     "frozen, since a compiled backward pass would compute their gradients for nothing",
     "seconds": "for all images, those included that the model gets wrong anyway; median, runs interleaved",

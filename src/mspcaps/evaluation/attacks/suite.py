@@ -131,12 +131,13 @@ class Target:
             numbered = numbers.to(x.device)
             found = trial.run(source or self.model, x, y, eps, self.seed, numbered)
             right = self.judge(trial, x, found, y, eps)
-            # On a GPU the search may round to TF32, and what fools by a hair there need not do so in fp32.
-            close = (right & (self.scores(found, rounded=True).argmax(1) != y)).nonzero().squeeze(1)
-            if source is None and len(close):
-                with full_precision(x.device):
-                    again = trial.run(self.model, x[close], y[close], eps, self.seed, numbered[close])
-                right[close] = self.judge(trial, x[close], again, y[close], eps)
+            if x.is_cuda and source is None:
+                # The search rounds to TF32, and what fools by a hair there need not do so in fp32.
+                close = (right & (self.scores(found, rounded=True).argmax(1) != y)).nonzero().squeeze(1)
+                if len(close):
+                    with full_precision(x.device):
+                        again = trial.run(self.model, x[close], y[close], eps, self.seed, numbered[close])
+                    right[close] = self.judge(trial, x[close], again, y[close], eps)
             survived[numbers.numpy()] = right.cpu().numpy()
             tick(len(numbers))
         return survived
