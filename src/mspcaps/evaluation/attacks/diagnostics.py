@@ -55,7 +55,7 @@ def zero_gradients(curves: Sequence[Curve]) -> Iterator[Caution]:
 def unchanged(target: Target) -> Iterator[Caution]:
     """Twice the same images, the second time as an attack with eps = 0 leaves them."""
     probe = target.some(probed(target))
-    survived = probe.survivors(Trial.parse("bim-1"), 0.0)
+    survived = probe.survivors(Trial.parse("square-1"), 0.0)
     x, _ = probe.batch(torch.arange(len(survived)))
     twice = (probe.scores(x) - probe.scores(x)).abs().max()
     if not survived.all() or float(twice) > 1e-4:
