@@ -15,7 +15,7 @@ def attack(
     weights: Positional[str],
     data: Maybe[str] = None,
     eps: tuple[str, ...] = ("1/255", "2/255", "4/255", "8/255"),
-    attacks: tuple[str, ...] = ("fgsm", "pgd", "apgd"),
+    attacks: Maybe[tuple[str, ...]] = None,
     restarts: int = 1,
     images: Maybe[int] = None,
     split: Literal["train", "test", "all"] = "test",
@@ -36,7 +36,7 @@ def attack(
         weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
         data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
         eps: Budgets: by how much a pixel in [0, 1] may change, as 8/255 or 0.03.
-        attacks: What to attack with.
+        attacks: What to attack with; default: fgsm pgd apgd, and votes for a model that has them.
         restarts: How often attacks with a random start try again on the images that survive.
         images: Attack the first so many images only; default: all of them.
         split: Which split to use.

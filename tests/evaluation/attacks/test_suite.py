@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mspcaps
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.attacks import Trial, bim
+from mspcaps.evaluation.attacks import Trial, bim, suite
 from mspcaps.evaluation.attacks.diagnostics import diagnose
 from mspcaps.evaluation.attacks.suite import Target
 from mspcaps.evaluation.robustness import (
@@ -159,6 +159,16 @@ def test_the_file_keeps_everything_and_takes_more(tmp_path: Path):
 def test_bad_input(options, value):
     with pytest.raises(MspcapsError, match=value):
         mspcaps.attack(MODEL, **{"data": (X, Y), "eps": EPS, "attacks": "fgsm", **options})
+
+
+def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
+    monkeypatch.setattr(suite, "ATTACKS", ("fgsm",))
+    data = mspcaps.load_dataset("fashionmnist_sample", "test", 32)
+    for model, wanted in (("mspcaps_t", ["fgsm", "votes"]), ("resnet20", ["fgsm"])):
+        torch.manual_seed(0)
+        network = mspcaps.create_model(model, in_chans=1, pretrained="fashionmnist" if "caps" in model else False)
+        found = mspcaps.attack(network, data, 8 / 255, images=4, check=False)
+        assert [curve.attack for curve in found.curves] == wanted
 
 
 def test_how_attacks_and_budgets_are_written():

@@ -114,7 +114,7 @@ class Draws:
 
     def uniform(self, draw: int, count: int) -> Tensor:
         """-> [b, count] in [0, 1)"""
-        pair = torch.tensor([2 * draw, 2 * draw + 1], device=self.keys.device)
+        pair = torch.arange(2 * draw, 2 * draw + 2, device=self.keys.device)  # no copy that the device waits for
         key = wide_key(hash_words(self.keys, pair))
         words = hash_words(key, torch.arange(count, device=self.keys.device))
         return (words >> 8).float() / 2**24

@@ -22,7 +22,7 @@ from mspcaps.evaluation.attacks.objectives import OBJECTIVES, find_objective
 from mspcaps.evaluation.attacks.pgd import bim, pgd
 from mspcaps.evaluation.attacks.square import square
 from mspcaps.evaluation.attacks.steps import gradient
-from mspcaps.evaluation.attacks.votes import vote_attack
+from mspcaps.evaluation.attacks.votes import has_votes, vote_attack
 from mspcaps.evaluation.load import load_for
 from mspcaps.evaluation.robustness import Bits, Caution, Curve, Point, Robustness
 from mspcaps.files import ProgressFn, no_progress, sha256_of, weights_name
@@ -174,7 +174,7 @@ def attack(
     model: nn.Module | str | Path,
     data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path | None = None,
     eps: float | Sequence[float] = EPS,
-    attacks: str | Sequence[str] = ATTACKS,
+    attacks: str | Sequence[str] | None = None,
     *,
     restarts: int = 1,
     images: int | None = None,
@@ -190,7 +190,8 @@ def attack(
 
     `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
     `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
-    square, votes; margin, cross_entropy, cw, dlr, and for apgd targeted_dlr. `images` takes the first so many.
+    square, votes; margin, cross_entropy, cw, dlr, and for apgd targeted_dlr. The default is fgsm, pgd, apgd, and votes for
+    a model that has them. `images` takes the first so many.
     Adversarial images for a `surrogate` are tried on the model as well. `check` runs the diagnostics, whose sentences
     are in `cautions` of what comes back.
     """
@@ -199,7 +200,8 @@ def attack(
     budgets = sorted({float(value) for value in ([eps] if isinstance(eps, int | float) else eps)})
     for value in budgets:
         check_eps(value)
-    trials = [Trial.parse(text, restarts) for text in ([attacks] if isinstance(attacks, str) else attacks)]
+    wanted = ATTACKS if attacks is None else [attacks] if isinstance(attacks, str) else attacks
+    trials = [Trial.parse(text, restarts) for text in wanted]
     if not budgets or not trials:
         raise MspcapsError("name at least one eps and one attack, such as eps=8/255 and attacks='pgd'")
     weights, sha256 = "", None
@@ -207,6 +209,8 @@ def attack(
         weights, sha256 = weights_name(model), sha256_of(weights_path(model))
     model = moved(as_model(model), device)
     name, target = open_target(model, data, split, images, batch_size, seed, progress)
+    if attacks is None and has_votes(model, target.batch(torch.tensor([0]))[0]):
+        trials.append(Trial.parse("votes", restarts))
     done, total = 0, len(trials) * len(budgets) * int(target.clean.sum())
     curves = []
     for trial in trials:
