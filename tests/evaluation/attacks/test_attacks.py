@@ -208,6 +208,13 @@ def test_bad_input(name):
         attack(MODEL, X, torch.full_like(Y, -1), EPS)
     with pytest.raises(MspcapsError, match=str(len(X))):
         attack(MODEL, X, Y[:3], EPS)
+    with pytest.raises(MspcapsError, match="bfloat16"):
+        attack(MODEL, X.bfloat16(), Y, EPS)
+    with pytest.raises(MspcapsError, match="int32"):
+        attack(MODEL, X, Y.int(), EPS)
+    if name != "fgsm":
+        with pytest.raises(MspcapsError, match="0 steps"):
+            attack(MODEL, X, Y, EPS, steps=0)
     if name != "square":
         with pytest.raises(MspcapsError, match="no gradient"):
             attack(Blind(), X, Y, EPS)

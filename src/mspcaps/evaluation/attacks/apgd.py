@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts, spread
+from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts, check_counts, spread
 from mspcaps.evaluation.attacks.objectives import check_classes, find_objective, targeted_dlr
 from mspcaps.evaluation.attacks.steps import gradient
 
@@ -31,8 +31,9 @@ def apgd(
     restarts: int = 1, targets: int = 9, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`. The objective may also be "targeted_dlr", which is tried for that many `targets`."""
-    if steps < 1 or restarts < 1 or targets < 1:
-        raise MspcapsError(f"{steps} steps, {restarts} restarts and {targets} targets: each must be at least 1")
+    check_counts(steps, restarts)
+    if targets < 1:
+        raise MspcapsError(f"targets is {targets}, but must be at least 1")
     with attacked(model, x, y, eps) as classes:
         if objective == TARGETED:
             check_classes(TARGETED, classes)

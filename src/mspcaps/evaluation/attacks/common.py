@@ -18,11 +18,20 @@ def check_eps(eps: float) -> None:
         raise MspcapsError(f"eps is {eps}, but must lie between 0 and 1, such as 8/255")
 
 
+def check_counts(steps: int, restarts: int = 1) -> None:
+    if steps < 1 or restarts < 1:
+        raise MspcapsError(f"{steps} steps and {restarts} restarts: there must be at least one of each")
+
+
 def check_images(x: Tensor) -> None:
     """Refuses what is not a batch of images in [0, 1]: a budget in pixel units would mean nothing."""
     check_floating(x)
     if x.ndim != 4 or not len(x):
         raise MspcapsError(f"images must be a batch [b, channels, height, width], not {tuple(x.shape)}")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise MspcapsError(
+            f"images are {x.dtype}, too coarse for a budget of a few 255ths: use float32, and model.float()"
+        )
     low, high = (float(value) for value in x.aminmax())
     if not (low >= 0 and high <= 1):
         raise MspcapsError(
@@ -43,8 +52,8 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Iterator[int
         if scores.ndim != 2 or scores.shape[1] < 2:
             raise MspcapsError(f"the model must give scores [b, classes], not {tuple(scores.shape)} for one image")
         check_labels(y.cpu(), scores.shape[1])
-        if len(y) != len(x):
-            raise MspcapsError(f"{len(x)} images need as many labels, not {len(y)}")
+        if len(y) != len(x) or y.dtype != torch.int64:
+            raise MspcapsError(f"{len(x)} images need as many int64 labels, not {len(y)} of {y.dtype}")
         yield scores.shape[1]
 
 

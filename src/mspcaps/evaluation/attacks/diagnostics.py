@@ -139,7 +139,7 @@ def large_eps(target: Target, trials: Sequence[Trial], progress: ProgressFn) -> 
         if 100 * survived.mean() > SLACK:
             yield Caution(
                 "large eps",
-                f"With eps {LARGE}, which turns any image into any other's mean grey, PGD on {objective} still leaves "
+                f"With eps {LARGE}, enough to turn every image grey, PGD on {objective} still leaves "
                 f"{100 * survived.mean():.1f} % of {len(survived)} images right: its gradients do not find the way.",
             )
 

@@ -11,7 +11,7 @@ model gets wrong, so they find at least as many as an attack that looks at the l
 import torch
 from torch import Tensor, nn
 
-from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, Scores, attacked, attempts
+from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, Scores, attacked, attempts, check_counts
 from mspcaps.evaluation.attacks.objectives import Objective, find_objective
 from mspcaps.evaluation.attacks.steps import pgd_steps
 
@@ -21,6 +21,7 @@ def bim(
     step_size: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Images and labels as in `fgsm` -> images at most eps away."""
+    check_counts(steps)
     with attacked(model, x, y, eps) as classes:
         loss, size = find_objective(objective, classes), eps / steps if step_size is None else step_size
         return walk(model, model, loss, x, x, y, eps, size, steps).images
@@ -32,6 +33,7 @@ def pgd(
 ) -> Tensor:  # fmt: skip
     """As `bim`; each restart is for the images that none before it fooled. Random starts are those of the `numbers` of
     the images [b], in whatever batch they come."""
+    check_counts(steps, restarts)
     with attacked(model, x, y, eps) as classes:
         loss, size = find_objective(objective, classes), 2.5 * eps / steps if step_size is None else step_size
 

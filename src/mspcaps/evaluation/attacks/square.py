@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts, spread
+from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts, check_counts, spread
 from mspcaps.evaluation.attacks.objectives import Objective, find_objective
 
 HALVED_AFTER = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # share of the queries
@@ -22,10 +22,9 @@ def square(
     restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`; `steps` are queries, `share` is the first p."""
-    if steps < 1 or restarts < 1 or not 0 < share <= 1:
-        raise MspcapsError(
-            f"{steps} steps, {restarts} restarts and a share of {share}: at least 1, at least 1, and between 0 and 1"
-        )
+    check_counts(steps, restarts)
+    if not 0 < share <= 1:
+        raise MspcapsError(f"share is {share}, but must be above 0 and at most 1")
     with attacked(model, x, y, eps) as classes, torch.no_grad():
         loss = find_objective(objective, classes)
 

@@ -190,10 +190,9 @@ def attack(
 
     `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
     `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
-    square, votes; margin, cross_entropy, cw, dlr, and for apgd targeted_dlr. The default is fgsm, pgd, apgd, and votes for
-    a model that has them. `images` takes the first so many.
-    Adversarial images for a `surrogate` are tried on the model as well. `check` runs the diagnostics, whose sentences
-    are in `cautions` of what comes back.
+    square, votes; margin, cross_entropy, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and votes where
+    the model has them. `images` takes the first so many. Adversarial images for a `surrogate` are tried on the model,
+    too. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
@@ -211,21 +210,7 @@ def attack(
     name, target = open_target(model, data, split, images, batch_size, seed, progress)
     if attacks is None and has_votes(model, target.batch(torch.tensor([0]))[0]):
         trials.append(Trial.parse("votes", restarts))
-    done, total = 0, len(trials) * len(budgets) * int(target.clean.sum())
-    curves = []
-    for trial in trials:
-        points = []
-        for value in budgets:
-            what, began = f"{trial.name}-{trial.steps}:{trial.objective}", time.perf_counter()
-
-            def tick(count: int, what: str = what) -> None:
-                nonlocal done
-                done += count
-                progress(f"attacking, {what}", done, total)
-
-            points.append(Point(value, target.survivors(trial, value, tick=tick), time.perf_counter() - began))
-        zero = target.zero_gradients(trial.objective) if trial.method.white_box else None
-        curves.append(Curve(trial.name, trial.objective, trial.steps, trial.restarts, zero, tuple(points)))
+    curves = run_trials(target, trials, budgets, progress)
     cautions: tuple[Caution, ...] = ()
     if check:
         helper = None if surrogate is None else moved(as_model(surrogate), placement(model)[0])
@@ -235,6 +220,27 @@ def attack(
         model=config.get("name", type(unwrapped(model)).__name__), weights=weights, weights_sha256=sha256, dataset=name,
         seed=seed, clean=target.clean, curves=tuple(curves), cautions=cautions,
     )  # fmt: skip
+
+
+def run_trials(target: Target, trials: Sequence[Trial], budgets: Sequence[float], progress: ProgressFn) -> list[Curve]:
+    """Every attack with every budget."""
+    done, total = 0, len(trials) * len(budgets) * int(target.clean.sum())
+    curves = []
+    for trial in trials:
+
+        def tick(count: int, name: str = f"attacking, {trial.name}-{trial.steps}:{trial.objective}") -> None:
+            nonlocal done
+            done += count
+            progress(name, done, total)
+
+        points = []
+        for eps in budgets:
+            began = time.perf_counter()
+            survived = target.survivors(trial, eps, tick=tick)
+            points.append(Point(eps, survived, time.perf_counter() - began))
+        zero = target.zero_gradients(trial.objective) if trial.method.white_box else None
+        curves.append(Curve(trial.name, trial.objective, trial.steps, trial.restarts, zero, tuple(points)))
+    return curves
 
 
 def moved(model: nn.Module, device: torch.device | str | None) -> nn.Module:

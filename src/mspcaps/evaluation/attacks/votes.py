@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState, squash
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts
+from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts, check_counts
 from mspcaps.evaluation.attacks.objectives import find_objective
 from mspcaps.evaluation.attacks.pgd import walk
 from mspcaps.models import Model, unwrapped
@@ -34,6 +34,7 @@ def vote_attack(
     step_size: float | None = None, restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`, for every model whose routing has votes for the classes."""
+    check_counts(steps, restarts)
     with attacked(model, x, y, eps) as classes:
         loss, size = find_objective(objective, classes), 2.5 * eps / steps if step_size is None else step_size
         block = last_block(model, x[:1])
