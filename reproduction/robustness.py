@@ -18,8 +18,9 @@ BUDGETS = tuple(level / 255 for level in (1, 2, 4, 8))
 SUITE = {  # how the table calls them, in its order
     ("apgd", "cross_entropy"): "APGD, cross-entropy",
     ("apgd", "targeted_dlr"): "APGD, targeted DLR",
+    ("apgd", "log_odds"): "APGD, log-odds",
+    ("votes", "log_odds"): "vote attack, log-odds",
     ("square", "cw"): "Square",
-    ("votes", "cross_entropy"): "vote attack",
 }
 MARGIN = "margin"
 NOTHING = "–"

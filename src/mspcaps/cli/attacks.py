@@ -29,14 +29,14 @@ def attack(
     """Attack trained weights and measure what is left of their accuracy; warn if the figures cannot be trusted.
 
     An attack is written NAME, NAME-STEPS or NAME-STEPS:OBJECTIVE, such as pgd-50:cw. The names are fgsm, bim, pgd,
-    apgd, square and votes (for models with routing); the objectives are margin, cross_entropy, cw, dlr and, for apgd,
-    targeted_dlr. Images that the model gets wrong anyway count as lost.
+    apgd, square and votes (for models with routing); the objectives are margin, cross_entropy, log_odds (for capsules),
+    cw, dlr and, for apgd, targeted_dlr. Images that the model gets wrong anyway count as lost.
 
     Args:
         weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
         data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
         eps: Budgets: by how much a pixel in [0, 1] may change, as 8/255 or 0.03.
-        attacks: What to attack with; default: fgsm pgd apgd, and votes for a model that has them.
+        attacks: What to attack with; default: fgsm pgd apgd, for capsules also apgd:log_odds votes:log_odds.
         restarts: How often attacks with a random start try again on the images that survive.
         images: Attack the first so many images only; default: all of them.
         split: Which split to use.

@@ -33,6 +33,8 @@ def test_objectives_against_their_formulas(y):
     assert found["cross_entropy"] == pytest.approx(math.log(sum(map(math.exp, scores))) - scores[y], abs=1e-6)
     assert found["cw"] == pytest.approx(max(others) - scores[y], abs=1e-6)
     assert found["dlr"] == pytest.approx((max(others) - scores[y]) / (ordered[0] - ordered[2]), abs=1e-6)
+    odds = [s / (1 - s) for s in scores]
+    assert found["log_odds"] == pytest.approx(math.log(sum(odds) / odds[y]), abs=1e-5)
     push = 0.5 * sum(max(0, s - 0.1) ** 2 for s in others)
     assert found["margin"] == pytest.approx(max(0, 0.9 - scores[y]) ** 2 + push, abs=1e-6)
     target = (y + 1) % 4

@@ -164,7 +164,7 @@ def test_bad_input(options, value):
 def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
     monkeypatch.setattr(suite, "ATTACKS", ("fgsm",))
     data = mspcaps.load_dataset("fashionmnist_sample", "test", 32)
-    for model, wanted in (("mspcaps_t", ["fgsm", "votes"]), ("resnet20", ["fgsm"])):
+    for model, wanted in (("mspcaps_t", ["fgsm", "apgd", "votes"]), ("resnet20", ["fgsm"])):
         torch.manual_seed(0)
         network = mspcaps.create_model(model, in_chans=1, pretrained="fashionmnist" if "caps" in model else False)
         found = mspcaps.attack(network, data, 8 / 255, images=4, check=False)

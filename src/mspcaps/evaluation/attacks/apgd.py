@@ -40,7 +40,7 @@ def apgd(
             loss: Loss = targeted_dlr
             ranks = list(range(1, min(targets, classes - 1) + 1))
         else:
-            plain = find_objective(objective, classes)
+            plain = find_objective(objective, model, classes)
             loss, ranks = (lambda scores, y, target: plain(scores, y)), [1]
 
         def towards(rank: int, restart: int) -> Attempt:

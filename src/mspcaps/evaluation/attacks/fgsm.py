@@ -20,5 +20,5 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "c
     The model is asked in eval mode and left as it was; its parameters get no gradients.
     """
     with attacked(model, x, y, eps) as classes:
-        loss = find_objective(objective, classes)
+        loss = find_objective(objective, model, classes)
         return pgd_steps(lambda images: loss(model(images), y).sum(), x, x, eps, eps, 1)

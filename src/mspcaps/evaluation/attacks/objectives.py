@@ -1,21 +1,23 @@
 """What an attack ascends: scores [b, K] and the labels to lead away from, int64 [b] -> one loss per image [b].
 
-Scores are logits or capsule lengths (`Model.scores`), and every objective takes both as they are. Cross-entropy treats
-lengths as if they were logits: they lie within [0, 1], so that its softmax is never saturated and its gradient never
-zero, though it is no likelihood then. `margin` is the loss that capsules are trained with and the only one with flat
-parts: exactly zero, with its gradient, where the true capsule is longer than 0.9 and all others are shorter than 0.1.
-That is where the model is surest, so robustness measured with `margin` alone is partly the silence of the objective.
+Scores are logits or capsule lengths (`Model.scores`), and all objectives but one take both as they are. Cross-entropy
+takes lengths for logits: within [0, 1] its softmax is never saturated, but squash is, and a long capsule hardly moves.
+`log_odds` undoes squash first, log(l / (1 - l)) = log |s|^2, so that long and short capsules count alike: of lengths it
+is the strongest here. `margin` is the loss that capsules are trained with and the only one with flat parts: exactly
+zero, with its gradient, where the true capsule is longer than 0.9 and all others are shorter than 0.1. That is where
+the model is surest, so robustness measured with `margin` alone is partly the silence of the objective.
 """
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.capsules.losses import margin_losses
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.errors import MspcapsError
+from mspcaps.models import unwrapped
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 
@@ -28,6 +30,12 @@ def margin(scores: Tensor, y: Tensor) -> Tensor:
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     """-log softmax(scores)[y]"""
     return F.cross_entropy(at_least_fp32(scores), y, reduction="none")
+
+
+def log_odds(scores: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of log(l / (1 - l)), for capsule lengths l."""
+    lengths = at_least_fp32(scores).clamp(1e-6, 1 - 1e-6)
+    return F.cross_entropy((lengths / (1 - lengths)).log(), y, reduction="none")
 
 
 def cw(scores: Tensor, y: Tensor) -> Tensor:
@@ -61,16 +69,27 @@ def runner_up(scores: Tensor, y: Tensor) -> Tensor:
     return scores.masked_fill(own, -torch.inf).amax(1)
 
 
-OBJECTIVES: dict[str, Objective] = {"margin": margin, "cross_entropy": cross_entropy, "cw": cw, "dlr": dlr}
+OBJECTIVES: dict[str, Objective] = {
+    "margin": margin, "cross_entropy": cross_entropy, "log_odds": log_odds, "cw": cw, "dlr": dlr,
+}  # fmt: skip
 CLASSES = {"dlr": 3, "targeted_dlr": 4}  # fewer leave nothing to divide by
 
 
-def find_objective(name: str, classes: int) -> Objective:
-    """By name; refuses one that is unknown or that needs more classes."""
+def find_objective(name: str, model: nn.Module, classes: int) -> Objective:
+    """By name; refuses one that is unknown, or that the scores of the model do not suit."""
     if name not in OBJECTIVES:
         raise MspcapsError(f"unknown objective {name!r}: choose one of {', '.join(OBJECTIVES)}")
+    if name == "log_odds" and not has_lengths(model):
+        raise MspcapsError(
+            f"log_odds is for capsule lengths, but {type(model).__name__} gives logits: use cross_entropy"
+        )
     check_classes(name, classes)
     return OBJECTIVES[name]
+
+
+def has_lengths(model: nn.Module) -> bool:
+    """Whether its scores are the lengths of capsules."""
+    return getattr(unwrapped(model), "scores", "logits") == "lengths"
 
 
 def check_classes(name: str, classes: int) -> None:

@@ -23,7 +23,7 @@ def bim(
     """Images and labels as in `fgsm` -> images at most eps away."""
     check_counts(steps)
     with attacked(model, x, y, eps) as classes:
-        loss, size = find_objective(objective, classes), eps / steps if step_size is None else step_size
+        loss, size = find_objective(objective, model, classes), eps / steps if step_size is None else step_size
         return walk(model, model, loss, x, x, y, eps, size, steps).images
 
 
@@ -35,7 +35,7 @@ def pgd(
     the images [b], in whatever batch they come."""
     check_counts(steps, restarts)
     with attacked(model, x, y, eps) as classes:
-        loss, size = find_objective(objective, classes), 2.5 * eps / steps if step_size is None else step_size
+        loss, size = find_objective(objective, model, classes), 2.5 * eps / steps if step_size is None else step_size
 
         def from_anywhere(restart: int) -> Attempt:
             def attempt(x: Tensor, y: Tensor, draws: Draws) -> Found:

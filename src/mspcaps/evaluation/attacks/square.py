@@ -26,7 +26,7 @@ def square(
     if not 0 < share <= 1:
         raise MspcapsError(f"share is {share}, but must be above 0 and at most 1")
     with attacked(model, x, y, eps) as classes, torch.no_grad():
-        loss = find_objective(objective, classes)
+        loss = find_objective(objective, model, classes)
 
         def again(restart: int) -> Attempt:
             return lambda x, y, draws: search(model, loss, x, y, eps, steps, share, draws, restart * (2 * steps + 1))

@@ -18,7 +18,7 @@ from mspcaps.evaluation.accuracy import all_scores, check_fit, check_pair, full_
 from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
 from mspcaps.evaluation.attacks.common import check_eps
 from mspcaps.evaluation.attacks.fgsm import fgsm
-from mspcaps.evaluation.attacks.objectives import OBJECTIVES, find_objective
+from mspcaps.evaluation.attacks.objectives import OBJECTIVES, find_objective, has_lengths
 from mspcaps.evaluation.attacks.pgd import bim, pgd
 from mspcaps.evaluation.attacks.square import square
 from mspcaps.evaluation.attacks.steps import gradient
@@ -163,7 +163,7 @@ class Target:
         for numbers in self.batches(self.clean):
             x, y = self.batch(numbers)
             with in_eval_mode(self.model), full_precision(x.device):
-                loss = find_objective(name, self.model(x[:1]).shape[1])
+                loss = find_objective(name, self.model, self.model(x[:1]).shape[1])
                 slope = gradient(lambda images: loss(self.model(images), y).sum(), x)  # noqa: B023 - called at once
             zero += int((slope.flatten(1) == 0).all(1).sum())
             total += len(numbers)
@@ -190,9 +190,9 @@ def attack(
 
     `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
     `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
-    square, votes; margin, cross_entropy, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and votes where
-    the model has them. `images` takes the first so many. Adversarial images for a `surrogate` are tried on the model,
-    too. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back.
+    square, votes; margin, cross_entropy, log_odds, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and
+    for capsules apgd and votes on log_odds. `images` takes the first so many. Adversarial images for a `surrogate` are
+    tried on the model, too. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
@@ -208,8 +208,10 @@ def attack(
         weights, sha256 = weights_name(model), sha256_of(weights_path(model))
     model = moved(as_model(model), device)
     name, target = open_target(model, data, split, images, batch_size, seed, progress)
-    if attacks is None and has_votes(model, target.batch(torch.tensor([0]))[0]):
-        trials.append(Trial.parse("votes", restarts))
+    if attacks is None and has_lengths(model):
+        trials.append(Trial.parse("apgd:log_odds", restarts))
+        if has_votes(model, target.batch(torch.tensor([0]))[0]):
+            trials.append(Trial.parse("votes:log_odds", restarts))
     curves = run_trials(target, trials, budgets, progress)
     cautions: tuple[Caution, ...] = ()
     if check:

@@ -36,7 +36,7 @@ def vote_attack(
     """As `pgd`, for every model whose routing has votes for the classes."""
     check_counts(steps, restarts)
     with attacked(model, x, y, eps) as classes:
-        loss, size = find_objective(objective, classes), 2.5 * eps / steps if step_size is None else step_size
+        loss, size = find_objective(objective, model, classes), 2.5 * eps / steps if step_size is None else step_size
         block = last_block(model, x[:1])
 
         def past_routing(couplings: Couplings, restart: int) -> Attempt:
