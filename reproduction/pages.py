@@ -13,7 +13,7 @@ from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
-from reproduction import claims, paper
+from reproduction import claims, paper, robustness
 from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, gap_words
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
@@ -55,7 +55,10 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
         chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
         found[root / "docs" / "ablations" / "collapse.svg"] = chart
+    if chart := values["robustness"]["figure"]:
+        found[root / "docs" / "robustness.svg"] = chart
     for name, blocks in {
+        "docs/robustness.md": {"robustness": "robustness"},
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
@@ -128,6 +131,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "later": claims.later_seeds(report.compared, LATER), "later_commit": LATER,
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks),
+        "robustness": robustness.values_of(results),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
         "cost_table": cost_table, "gap_words": gap_words, "table_of": table_of, "trial_table": trial_table,
@@ -318,8 +322,8 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements, training before inference, small models first, GPUs before CPUs."""
-    order, found = ("train", "infer", "families"), []
+    """All measurements: training, inference, families, attacks; GPUs before CPUs, small models first."""
+    order, found = ("train", "infer", "families", "attack"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.common import Maybe, note_skipped, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
-from mspcaps.files import check_writable, format_bytes
+from mspcaps.files import check_writable, format_bytes, weights_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -251,14 +251,6 @@ def explain(
         )
 
 
-def weights_name(weights: str) -> str:
-    """What to call them: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
-    path = Path(weights)
-    if path.suffix != ".safetensors":
-        return path.name
-    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name
-
-
 def export(
     weights: Positional[str],
     out: Positional[Path],
@@ -292,7 +284,7 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer", "families"]],
+    what: Positional[Literal["train", "infer", "families", "attack"]],
     model: str = "mspcaps_t",
     models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
     batch_size: Maybe[int] = None,
@@ -302,20 +294,22 @@ def bench(
     device: Maybe[str] = None,
     results: Path = Path("results"),
 ) -> None:
-    """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
+    """Measure speed on this machine beside a reference in the same run: eager PyTorch and a ResNet, or foolbox.
 
     Args:
-        what: train measures training steps, infer the forward pass, families both for every family of models.
+        what: train measures training steps, infer the forward pass, families both for every family of models, attack a
+            10-step attack with shipped weights.
         model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
         models: families only: measure these instead of all.
-        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try.
+        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
+            attack: images at a time.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu or cuda; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_families, bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
     if what != "train" and (scaling or packed is not None):
@@ -330,7 +324,8 @@ def bench(
     elif what == "families":
         result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
     else:
-        result = bench_infer(model, chosen, batch_size, quick, log)
+        measure = bench_infer if what == "infer" else bench_attack
+        result = measure(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))
