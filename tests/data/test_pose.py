@@ -1,4 +1,4 @@
-"""The sets that test on other poses than they train on: the ranges, what is held out, and every pixel against a loop."""
+"""The sets that test on other poses than they train on: ranges, what is held out, and every pixel against a loop."""
 
 import io
 import math

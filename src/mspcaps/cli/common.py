@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 
 T = TypeVar("T")
@@ -37,6 +38,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     for row in rows:
         grid.add_row(*map(Text, row))
     console.print(grid)
+
+
+def is_onnx(weights: str, device: str | None) -> bool:
+    """Whether it is an exported file; that runs on the CPU only."""
+    exported = weights.lower().endswith(".onnx")
+    if exported and device not in (None, "cpu"):
+        raise MspcapsError(f"{weights} runs on the CPU, with onnxruntime: leave out --device {device}")
+    return exported
 
 
 def print_results(results: Iterable[tuple[str, str | None]]) -> int:

@@ -13,7 +13,9 @@ from typing import IO
 from mspcaps.errors import MspcapsError, reason
 
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
-_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, ValueError)
+_BROKEN = (
+    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, ValueError,
+)  # fmt: skip
 
 
 def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:

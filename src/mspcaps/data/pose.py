@@ -46,7 +46,7 @@ SPLITS = {
 
 
 def make_mnist40(mnist: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """x_*, y_* of MNIST, images uint8 [N, 28, 28] or [N, 1, 28, 28] -> those of mnist40, images uint8 [N, 1, 40, 40]."""
+    """x_*, y_* of MNIST, images uint8 [N, 28, 28] or [N, 1, 28, 28] -> of mnist40, images uint8 [N, 1, 40, 40]."""
     train, test = (mnist[name].reshape(-1, 28, 28) for name in ("x_train", "x_test"))
     places, poses = np.random.RandomState(0), np.random.RandomState(1)
     return {
@@ -143,7 +143,7 @@ def halve(sprites: np.ndarray) -> np.ndarray:
 
 
 def read_sprites(path: Path, numbers: np.ndarray) -> np.ndarray:
-    """The images of these numbers, uint8 [n, 64, 64], zeros and ones. All of them at once would take three gigabytes."""
+    """The images of these numbers, uint8 [n, 64, 64], zeros and ones; all 737,280 at once would take 3 GB."""
     total, block = SHAPES * SCALES * ORIENTATIONS * POSITIONS, POSITIONS
     order = np.argsort(numbers)
     ends = np.searchsorted(numbers[order], np.arange(block, total + 1, block))

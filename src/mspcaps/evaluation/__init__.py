@@ -1,4 +1,4 @@
-"""Accuracy and calibration of trained models, and predictions for pictures."""
+"""Accuracy and calibration of trained models, natural change, and predictions for pictures."""
 
 from typing import TYPE_CHECKING
 
@@ -8,10 +8,17 @@ from mspcaps.lazy import lazy_attributes
 if TYPE_CHECKING:
     from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
     from mspcaps.evaluation.load import load_for
+    from mspcaps.evaluation.shift_results import ShiftResult, write_shifts
+    from mspcaps.evaluation.shifts import ShiftEvaluation, evaluate_shifts
 
-__all__ = ["Evaluation", "Prediction", "confidence", "evaluate", "load_for", "predict", "stream_predictions"]
+__all__ = [
+    "Evaluation", "Prediction", "ShiftEvaluation", "ShiftResult", "confidence", "evaluate", "evaluate_shifts",
+    "load_for", "predict", "stream_predictions", "write_shifts",
+]  # fmt: skip
 
 # These need torch, the rest does not.
-__getattr__ = lazy_attributes(
-    __name__, {"Evaluation": "accuracy", "confidence": "accuracy", "evaluate": "accuracy", "load_for": "load"}
-)
+_HOMES = {
+    "Evaluation": "accuracy", "ShiftEvaluation": "shifts", "ShiftResult": "shift_results", "confidence": "accuracy",
+    "evaluate": "accuracy", "evaluate_shifts": "shifts", "load_for": "load", "write_shifts": "shift_results",
+}  # fmt: skip
+__getattr__ = lazy_attributes(__name__, _HOMES)
