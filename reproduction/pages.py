@@ -16,6 +16,7 @@ from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
+from reproduction.pose import pose_charts, pose_values
 from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
     candidates_table,
@@ -54,6 +55,7 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
         chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
         found[root / "docs" / "ablations" / "collapse.svg"] = chart
+    found |= pose_charts(results, root / "docs" / "robustness")
     for name, blocks in {
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
@@ -136,7 +138,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "daggers": lambda table: any("†" in b.network for b in table.source.baselines),
         "grid": lambda heads, rows, left: lines(heads, rows, range(left, len(heads))),
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
-        "judge": judge, "figures": lambda pair: figures(*pair),
+        "judge": judge, "figures": lambda pair: figures(*pair), **pose_values(report, results),
     }  # fmt: skip
 
 
