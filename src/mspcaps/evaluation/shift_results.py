@@ -66,7 +66,7 @@ class ShiftResult:
         """Heads and rows: accuracy in percent for every change and strength, and the means."""
         found = self.evaluation
         heads = ("change", "strengths", "1", "2", "3", "4", "5", "mean")
-        rows = [("none", "", "", "", "", "", "", f"{found.clean:.2f}")]
+        rows: list[tuple[str, ...]] = [("none", "", "", "", "", "", "", f"{found.clean:.2f}")]
         for name, values in found.accuracy.items():
             change = CHANGES[name]
             strengths = f"{', '.join(f'{strength:g}' for strength in change.strengths)} {change.unit}"

@@ -243,7 +243,7 @@ CHANGES: Mapping[str, Change] = {
     change.name: change
     for change in (
         Change("rotation", "degrees", (10, 20, 30, 45, 60), 180, _side, rotate),
-        Change("shift", "of the side", (0.0625, 0.125, 0.1875, 0.25, 0.3125), 1, _direction, shift),
+        Change("shift", "of the side", (0.05, 0.1, 0.15, 0.2, 0.3), 1, _direction, shift),
         Change("scale", "larger or smaller", (0.1, 0.2, 0.3, 0.4, 0.5), 10, _side, scale),
         Change("shear", "of the height", (0.1, 0.2, 0.3, 0.4, 0.5), 10, _side, shear),
         Change("noise", "standard deviation", (0.02, 0.05, 0.1, 0.15, 0.2), 10, _normal, add_noise),
