@@ -122,12 +122,12 @@ def test_every_change_is_that_of_a_loop(name: str) -> None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_depends_on_the_seed_and_the_number_of_the_image_alone(name: str) -> None:
     change = CHANGES[name]
-    images = IMAGES[:1].expand(40, -1, -1, -1)
+    images = IMAGES[:1].expand(240, -1, -1, -1)
     strength = change.strengths[2]
     torch.manual_seed(1)
     whole = change(images, strength, seed=7)
     torch.manual_seed(2)
-    parts = [change(images[start : start + 16], strength, seed=7, first=start) for start in (0, 16, 32)]
+    parts = [change(images[start : start + 70], strength, seed=7, first=start) for start in range(0, 240, 70)]
     assert torch.equal(whole, torch.cat(parts))
     drawn = change.draws(images, 7).numel() > 0
     assert torch.equal(whole, change(images, strength, seed=8)) != drawn

@@ -26,7 +26,9 @@ from mspcaps.evaluation.accuracy import all_scores, prepare
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models.layers import check_labels
 
-Draw = Callable[[torch.Generator, torch.Size], Tensor]  # shape [c, h, w] of an image -> its draw
+BLOCK = 100  # images whose draws are made at once
+Shape = tuple[int, int, int, int]
+Draw = Callable[[torch.Generator, Shape], Tensor]  # shape [b, c, h, w] of images -> draws [b, ...]
 Apply = Callable[[Tensor, Tensor, float], Tensor]  # images [b, c, h, w], draws [b, ...], strength -> [b, c, h, w]
 
 
@@ -47,12 +49,14 @@ class Change:
         return self.changed(images, self.draws(images, seed, first), strength)
 
     def draws(self, images: Tensor, seed: int, first: int = 0) -> Tensor:
-        """One for each image, made on the CPU so that every device sees the same ones."""
+        """One for each image: made on the CPU, so that every device sees the same ones, and for whole blocks of images,
+        so that it does not matter where a batch begins."""
+        _, c, h, w = images.shape
         made = [
-            self.draw(generator_for("shift", self.name, seed, number), images.shape[1:])
-            for number in range(first, first + len(images))
+            self.draw(generator_for("shift", self.name, seed, block), (BLOCK, c, h, w))
+            for block in range(first // BLOCK, (first + len(images) - 1) // BLOCK + 1)
         ]
-        return torch.stack(made).to(images.device)
+        return torch.cat(made)[first % BLOCK :][: len(images)].to(images.device)
 
     def changed(self, images: Tensor, draws: Tensor, strength: float) -> Tensor:
         if not 0 <= strength <= self.most:
@@ -219,24 +223,24 @@ def _identity(images: Tensor) -> Tensor:
     return torch.eye(2, dtype=torch.float64, device=images.device).repeat(len(images), 1, 1)
 
 
-def _side(generator: torch.Generator, _: torch.Size) -> Tensor:
-    return torch.randint(2, (), generator=generator) * 2.0 - 1
+def _side(generator: torch.Generator, shape: Shape) -> Tensor:
+    return torch.randint(2, shape[:1], generator=generator) * 2.0 - 1
 
 
-def _direction(generator: torch.Generator, _: torch.Size) -> Tensor:
-    return torch.rand((), generator=generator) * 2 * math.pi
+def _direction(generator: torch.Generator, shape: Shape) -> Tensor:
+    return torch.rand(shape[:1], generator=generator) * 2 * math.pi
 
 
-def _place(generator: torch.Generator, _: torch.Size) -> Tensor:
-    return torch.rand(2, generator=generator)
+def _place(generator: torch.Generator, shape: Shape) -> Tensor:
+    return torch.rand(shape[0], 2, generator=generator)
 
 
-def _normal(generator: torch.Generator, shape: torch.Size) -> Tensor:
+def _normal(generator: torch.Generator, shape: Shape) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _nothing(_: torch.Generator, __: torch.Size) -> Tensor:
-    return torch.zeros(0)
+def _nothing(_: torch.Generator, shape: Shape) -> Tensor:
+    return torch.zeros(shape[0], 0)
 
 
 CHANGES: Mapping[str, Change] = {
