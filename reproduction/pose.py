@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mspcaps.data import pose
 from mspcaps.data.catalog import CATALOG
 from mspcaps.evaluation.shift_results import ShiftResult, list_shifts, shift_chart
 from mspcaps.evaluation.shifts import CHANGES
 from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread, settings
-from mspcaps.training.recipe import list_recipes
+from mspcaps.training.recipe import list_recipes, load_recipe
 from reproduction.significance import Difference, holm, signed
 from reproduction.tables import Report, recipe_settings
 
@@ -216,6 +217,7 @@ def pose_values(report: Report, results: Path) -> dict[str, Any]:
     changed = [pair for found in shifted for (model, _), pair in found.pairs().items() if model in TWINS]
     return {
         "tasks": tasks, "shifted": shifted, "pose_verdict": verdict(twins), "shift_verdict": verdict(changed),
+        "poses": pose, "splits": pose.SPLITS, "epochs": load_recipe(f"pose/{TASKS[0]}/{FIRST}").epochs,
         "pose_judged": len(twins), "shift_judged": len(changed), "changes": CHANGES,
     }  # fmt: skip
 
