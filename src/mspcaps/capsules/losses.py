@@ -12,8 +12,13 @@ def margin_loss(scores: Tensor, y: Tensor, m_plus: float = 0.9, m_minus: float =
     scores [b, j] are capsule lengths, T is one for the class of an image and zero for the others, or y itself if that
     is soft; returns a scalar.
     """
+    return margin_losses(scores, y, m_plus, m_minus, absent).mean()
+
+
+def margin_losses(scores: Tensor, y: Tensor, m_plus: float = 0.9, m_minus: float = 0.1, absent: float = 0.5) -> Tensor:
+    """The margin loss of each image: [b]."""
     scores = at_least_fp32(scores)
     present = (y if y.is_floating_point() else F.one_hot(y, scores.shape[1])).to(scores.dtype)  # T [b, j]
     pull = present * F.relu(m_plus - scores).square()
     push = absent * (1 - present) * F.relu(scores - m_minus).square()
-    return (pull + push).sum(1).mean()
+    return (pull + push).sum(1)
