@@ -22,7 +22,7 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.augment import generator_for
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, nearest
-from mspcaps.evaluation.accuracy import all_scores, prepare
+from mspcaps.evaluation.accuracy import all_scores, full_precision, placement, prepare
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models.layers import check_labels
 
@@ -104,7 +104,7 @@ def evaluate_shifts(
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     chosen = [_change(name) for name in changes or CHANGES]
     model, images, labels, _ = prepare(model, data, device)
-    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    place, _ = placement(model)
     right, clean, done = torch.zeros(len(chosen), len(chosen[0].strengths), dtype=torch.int64), 0, 0
     for start in range(0, len(images), batch_size):
         x, y = to_float(images[start : start + batch_size].to(place)), labels[start : start + batch_size]
@@ -198,7 +198,9 @@ def blur(images: Tensor, _: Tensor, width: float) -> Tensor:
     kernel = (-0.5 * (steps / sigma) ** 2).exp()
     kernel = kernel / kernel.sum()
     padded = F.pad(images.reshape(b * c, 1, h, w), (reach, reach, reach, reach), mode="replicate")
-    return F.conv2d(F.conv2d(padded, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1)).view(b, c, h, w)
+    with full_precision(images.device):  # TF32 would see other images than a CPU
+        blurred = F.conv2d(F.conv2d(padded, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1))
+    return blurred.view(b, c, h, w)
 
 
 def occlude(images: Tensor, places: Tensor, part: float) -> Tensor:
