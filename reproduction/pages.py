@@ -17,6 +17,7 @@ from reproduction import claims, paper, robustness
 from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, gap_words
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
+from reproduction.pose import pose_charts, pose_values
 from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
     candidates_table,
@@ -55,10 +56,11 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
         chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
         found[root / "docs" / "ablations" / "collapse.svg"] = chart
+    found |= pose_charts(results, root / "docs" / "robustness")
     if chart := values["robustness"]["figure"]:
         found[root / "docs" / "robustness.svg"] = chart
     for name, blocks in {
-        "docs/robustness.md": {"robustness": "robustness"},
+        "docs/robustness.md": {"robustness": "robustness", "shifts": "shifts"},
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
@@ -142,7 +144,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "provenances": sorted({line for table in report.main for line in table.provenances}),
         "grid": lambda heads, rows, left: lines(heads, rows, range(left, len(heads))),
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
-        "judge": judge, "figures": lambda pair: figures(*pair),
+        "judge": judge, "figures": lambda pair: figures(*pair), **pose_values(report, results),
     }  # fmt: skip
 
 

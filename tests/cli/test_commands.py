@@ -18,7 +18,9 @@ from mspcaps.cli import COMMANDS
 from mspcaps.cli.common import show_progress
 from mspcaps.cli.training import changes_type, choose_recipe, parse_duration, parse_option
 from mspcaps.data import Augmentation
-from mspcaps.files import format_bytes
+from mspcaps.evaluation.shift_results import list_shifts
+from mspcaps.evaluation.shifts import CHANGES
+from mspcaps.files import format_bytes, sha256_of
 from mspcaps.progress import Progress, clock
 from mspcaps.training import Recipe, list_recipes
 
@@ -161,6 +163,19 @@ def test_eval_says_which_pictures_it_took(say, place):
     assert f"{place / 'pictures'}, test: 2 images" in say("eval", weights).out
     (place / "pictures").rename(place / "elsewhere")
     assert "pictures" in say("eval", weights).err
+
+
+def test_eval_on_changed_pictures(say, place):
+    weights = trained(place / "w.safetensors")
+    draw(place / "pictures")
+    spoken = say("eval", weights, "--data", "pictures", "--split", "all", "--shifts", "--images", 4)
+    assert spoken.status == 0, spoken.err
+    assert all(re.search(rf"^ {name} .*\d\.\d\d $", spoken.out, re.M) for name in CHANGES), spoken.out
+    (entry,) = list_shifts(place / "results")
+    assert entry.evaluation.n == 4 and entry.part and entry.weights_sha256 == sha256_of(weights)
+    assert (place / "results" / entry.figure).is_file()
+    assert say("eval", weights, "--split", "all", "--images", 4).out.count("pictures, all: 4 images") == 1
+    assert "--images is 13" in say("eval", weights, "--split", "all", "--images", 13).err
 
 
 def test_long_work_without_a_terminal_gets_a_line_now_and_then(capsys, monkeypatch):

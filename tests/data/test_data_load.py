@@ -12,12 +12,14 @@ from mspcaps.data.catalog import ARRAYS, Augmentation, facts
 from mspcaps.errors import MspcapsError
 
 REAL = ["mnist", "fashionmnist", "svhn", "cifar10"]
+POSE = {"mnist40": (10, (40, 40)), "dsprites_pose": (3, (32, 32))}  # number of classes, image size
 
 
 def test_catalog_is_complete_and_follows_the_recipe() -> None:
-    assert list(CATALOG) == [*REAL, "fashionmnist_sample"]
+    assert list(CATALOG) == [*REAL, *POSE, "fashionmnist_sample"]
     for name, entry in CATALOG.items():
-        assert entry.name == name and len(entry.classes) == 10 and entry.img_size == (32, 32)
+        assert entry.name == name and len(entry.classes) == POSE.get(name, (10,))[0]
+        assert entry.img_size == POSE.get(name, (10, (32, 32)))[1]
         assert len(entry.mean) == len(entry.std) == entry.channels
         assert all(set(v.sha256) in (set(ARRAYS), set()) for v in entry.variants)
         assert entry.licence.endswith(".") and all(v.provenance.endswith(".") for v in entry.variants)

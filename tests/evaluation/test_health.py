@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mspcaps.capsules import squash
-from mspcaps.cli.commands import show_health
+from mspcaps.cli.evaluation import show_health
 from mspcaps.data import ImageSet, load_dataset
 from mspcaps.evaluation import evaluate
 from mspcaps.evaluation.health import (

@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from mspcaps import __version__
-from mspcaps.cli import attacks, commands, datasets, training
+from mspcaps.cli import attacks, commands, datasets, evaluation, training
 from mspcaps.errors import MspcapsError, nearest, reason
 
 Command = Callable[..., int | None]
@@ -27,7 +27,7 @@ COMMANDS: Table = {
     "models": commands.models,
     "train": training.train,
     "sweep": training.sweep,
-    "eval": commands.evaluate,
+    "eval": evaluation.evaluate,
     "attack": attacks.attack,
     "predict": commands.predict,
     "explain": commands.explain,

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, note_skipped, print_results, show_progress, stoppable, table
+from mspcaps.cli.common import Maybe, is_onnx, note_skipped, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes, weights_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from mspcaps.evaluation import Prediction
-    from mspcaps.evaluation.health import BlockHealth
 
 
 def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, train: bool = True) -> None:
@@ -105,75 +104,6 @@ def show_pretrained(pattern: str) -> None:
     table(("weights", "parameters", "test accuracy", "file"), rows, right=(1, 2, 3))
 
 
-def evaluate(
-    weights: Positional[str],
-    data: Maybe[str] = None,
-    split: Literal["train", "test", "all"] = "test",
-    batch_size: int = 500,
-    device: Maybe[str] = None,
-) -> None:
-    """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
-
-    Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
-    is the mean gap between confidence and accuracy over 15 bins.
-
-    Args:
-        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
-        data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
-        split: Which split to use.
-        batch_size: Images per batch.
-        device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
-    """
-    from mspcaps.data import CATALOG
-    from mspcaps.evaluation import evaluate as run
-    from mspcaps.evaluation import load_for
-    from mspcaps.export import load_onnx
-    from mspcaps.models import load_model
-    from mspcaps.training import choose_device
-
-    exported = is_onnx(weights, device)
-    model = load_onnx(weights) if exported else load_model(weights)
-    where = choose_device("cpu" if exported else device)
-    with show_progress("images") as progress:
-        images = load_for(model, data, split, progress.update)
-        result = run(model, images, batch_size, where, progress.update)
-    counts = result.confusion.sum(1).tolist()
-    rows = [
-        (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
-        for name, count, percent in zip(result.classes, counts, result.per_class, strict=True)
-    ]
-    table(("class", "images", "accuracy"), rows, right=(1, 2))
-    source = Path(data or vars(model)["metadata"]["recipe"]["data"]).expanduser()
-    own = str(source) not in CATALOG and source.exists()
-    print(f"{source.resolve() if own else images.name}, {split}: {result.n:,} images")
-    if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
-        print("this is the fifth of each class that training holds out; --split all takes every picture")
-    print(
-        f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  loss {result.loss:.4f}  "
-        f"calibration error {result.ece:.2f} % at a mean confidence of {result.confidence:.2f} %"
-    )
-    if result.health:
-        show_health(result.health)
-
-
-def show_health(health: "Sequence[BlockHealth]") -> None:
-    """The routing blocks; a collapsed one gets a sentence."""
-    print("\nRouting: entropy of the couplings and the most used capsule against uniform, capsules that never win,")
-    print("points of accuracy lost when an input comes from another image")
-    rows = [
-        (
-            block.name, str(block.capsules), f"{block.entropy:.3f}", f"{block.top:.2f} x",
-            f"{100 * block.starved:.1f} %",
-            ", ".join(f"{name} {lost:.1f}" for name, lost in block.swapped.items()),
-        )
-        for block in health
-    ]  # fmt: skip
-    table(("block", "capsules", "entropy", "most used", "starved", "swapped"), rows, right=(1, 2, 3, 4))
-    for block in health:
-        if block.collapsed:
-            print(f"{block.name} has collapsed: {block.why()}")
-
-
 def predict(
     weights: Positional[str],
     paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
@@ -212,14 +142,6 @@ def predictions(weights: str, paths: list[Path], top: int, device: str | None) -
     from mspcaps.training import choose_device
 
     return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
-
-
-def is_onnx(weights: str, device: str | None) -> bool:
-    """Whether it is an exported file; that runs on the CPU only."""
-    exported = weights.lower().endswith(".onnx")
-    if exported and device not in (None, "cpu"):
-        raise MspcapsError(f"{weights} runs on the CPU, with onnxruntime: leave out --device {device}")
-    return exported
 
 
 def explain(

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
+from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 
 T = TypeVar("T")
@@ -50,6 +51,14 @@ def note_skipped(paths: Iterable[Path]) -> None:
         deque(pictures_below(folder, skipped=skipped), maxlen=0)
     if skipped:
         print(f"note: there are also {describe_skipped(skipped)}", file=sys.stderr)
+
+
+def is_onnx(weights: str, device: str | None) -> bool:
+    """Whether it is an exported file; that runs on the CPU only."""
+    exported = weights.lower().endswith(".onnx")
+    if exported and device not in (None, "cpu"):
+        raise MspcapsError(f"{weights} runs on the CPU, with onnxruntime: leave out --device {device}")
+    return exported
 
 
 def print_results(results: Iterable[tuple[str, str | None]]) -> int:

@@ -5,13 +5,17 @@ import lzma
 import shutil
 import subprocess
 import tarfile
+import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from mspcaps.errors import MspcapsError, reason
 
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
-_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, UnicodeDecodeError, ValueError)
+_BROKEN = (
+    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, ValueError,
+)  # fmt: skip
 
 
 def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:
@@ -37,6 +41,22 @@ def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
         raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
+def unpack_zip(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
+    """Unpack the plain files of a zip archive, such as a wheel, by the same rules."""
+    total = 0
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.is_dir():
+                    continue
+                target = _target(member.filename, path, folder)
+                total = _add_up(total, member.file_size, path, limit)
+                with archive.open(member) as source:
+                    _write(source, target, member.file_size)
+    except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it asks for a password
+        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
+
+
 def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     """Unpack the plain files of a Debian package, with the program that is wherever apt-get is."""
     tool = shutil.which("dpkg-deb")
@@ -56,21 +76,34 @@ def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
 def _unpack(archive: tarfile.TarFile, path: Path, folder: Path, limit: int) -> None:
     total = 0
     for member in archive:
-        name = PurePosixPath(member.name)
-        if name.is_absolute() or ".." in name.parts or "\\" in member.name or ":" in member.name:
-            raise MspcapsError(f"cannot unpack {path}: it holds the unsafe path {member.name!r}")
+        target = _target(member.name, path, folder)
         if member.isdir():
             continue
         if not member.isreg():
             raise MspcapsError(f"cannot unpack {path}: {member.name!r} is not a plain file")
-        total += member.size
-        if total > limit:
-            raise MspcapsError(f"cannot unpack {path}: it holds more than {limit} bytes")
-        target = folder.joinpath(*name.parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        total = _add_up(total, member.size, path, limit)
         source = archive.extractfile(member)
         assert source is not None  # a plain file always has content
-        with target.open("wb") as file:
-            shutil.copyfileobj(source, file)
-            if file.tell() != member.size:
-                raise EOFError("it ends in the middle of a file")
+        _write(source, target, member.size)
+
+
+def _target(name: str, path: Path, folder: Path) -> Path:
+    """Where a member of an archive goes: below the folder, or it is refused."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
+        raise MspcapsError(f"cannot unpack {path}: it holds the unsafe path {name!r}")
+    return folder.joinpath(*parts.parts)
+
+
+def _add_up(total: int, size: int, path: Path, limit: int) -> int:
+    if total + size > limit:
+        raise MspcapsError(f"cannot unpack {path}: it holds more than {limit} bytes")
+    return total + size
+
+
+def _write(source: IO[bytes], target: Path, size: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
+        if file.tell() != size:
+            raise EOFError("it ends in the middle of a file")

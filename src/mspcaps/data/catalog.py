@@ -82,6 +82,7 @@ class Facts:
     sources: tuple[Web | Package, ...] = ()
     raw: Mapping[str, str] = field(default_factory=dict)
     img_size: tuple[int, int] = (32, 32)
+    derived_from: str = ""  # the set of the catalog whose images it is made of
 
 
 def _facts(name: str, values: dict[str, Any]) -> Facts:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from mspcaps.data.archives import read_gzip, unpack_tar
-from mspcaps.data.cache import match_variant, temporary_folder
-from mspcaps.data.catalog import ARRAYS, IDX_FILES, Facts, Variant
+from mspcaps.data.cache import match_variant, read_cached, temporary_folder
+from mspcaps.data.catalog import ARRAYS, IDX_FILES, Facts, Variant, facts
 from mspcaps.data.formats import (
     check_digest,
     check_labels,
@@ -22,6 +22,7 @@ from mspcaps.data.formats import (
     to_nchw,
 )
 from mspcaps.data.matfile import parse_svhn
+from mspcaps.data.pose import DSPRITES, make_dsprites_pose, make_mnist40
 from mspcaps.errors import MspcapsError
 
 Arrays = dict[str, np.ndarray]
@@ -33,7 +34,7 @@ def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
     if not path.exists():
         raise MspcapsError(f"{path} does not exist")
     raw_verified = False
-    if path.is_file() and path.suffix.lower() == ".npz":
+    if path.is_file() and path.suffix.lower() == ".npz" and path.name != DSPRITES:
         arrays = read_npz(path)
     elif has_manifest(path):
         arrays = read_packed(path)
@@ -46,6 +47,12 @@ def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
         labels = check_labels(arrays[f"y_{split}"], len(images), f"{path} y_{split}")
         arrays[f"x_{split}"], arrays[f"y_{split}"] = images, labels.astype(np.uint8)
     return arrays, match_variant(entry, arrays, raw_verified, str(path))
+
+
+def derive(entry: Facts) -> tuple[Arrays, Variant]:
+    """Make a derived set of the cached set that it is derived from."""
+    arrays = _DERIVATIONS[entry.name](read_cached(entry.derived_from, "all"))
+    return arrays, match_variant(entry, arrays, False, f"what was made of {facts(entry.derived_from).title}")
 
 
 def _index(path: Path) -> dict[str, Path]:
@@ -126,9 +133,22 @@ def _svhn(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
     return arrays
 
 
+def _mnist40(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
+    return make_mnist40(_idx(facts(entry.derived_from), files, path))
+
+
+def _dsprites(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
+    if DSPRITES not in files:
+        raise MspcapsError(f"{path} holds no {DSPRITES}")
+    return make_dsprites_pose(files[DSPRITES])
+
+
+_DERIVATIONS: Mapping[str, Callable[[Mapping[str, np.ndarray]], Arrays]] = {"mnist40": make_mnist40}
 _READERS: Mapping[str, Callable[[Facts, Mapping[str, Path], Path], Arrays]] = {
     "mnist": _idx,
     "fashionmnist": _idx,
     "cifar10": _cifar10,
     "svhn": _svhn,
+    "mnist40": _mnist40,
+    "dsprites_pose": _dsprites,
 }

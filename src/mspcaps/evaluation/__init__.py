@@ -1,4 +1,4 @@
-"""Accuracy and calibration of trained models, and predictions for pictures."""
+"""Accuracy and calibration of trained models, natural change, and predictions for pictures."""
 
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from mspcaps.evaluation.attacks import attack
     from mspcaps.evaluation.load import load_for
     from mspcaps.evaluation.robustness import Robustness
+    from mspcaps.evaluation.shift_results import ShiftResult, write_shifts
+    from mspcaps.evaluation.shifts import ShiftEvaluation, evaluate_shifts
 
 __all__ = [
-    "Evaluation", "Prediction", "Robustness", "attack", "confidence", "evaluate", "load_for", "predict",
-    "stream_predictions",
+    "Evaluation", "Prediction", "Robustness", "ShiftEvaluation", "ShiftResult", "attack", "confidence", "evaluate",
+    "evaluate_shifts", "load_for", "predict", "stream_predictions", "write_shifts",
 ]  # fmt: skip
 
 # These need torch, the rest does not.
 _HOMES = {
-    "Evaluation": "accuracy", "Robustness": "robustness", "attack": "attacks", "confidence": "accuracy",
-    "evaluate": "accuracy", "load_for": "load",
+    "Evaluation": "accuracy", "Robustness": "robustness", "ShiftEvaluation": "shifts", "ShiftResult": "shift_results",
+    "attack": "attacks", "confidence": "accuracy", "evaluate": "accuracy", "evaluate_shifts": "shifts",
+    "load_for": "load", "write_shifts": "shift_results",
 }  # fmt: skip
 __getattr__ = lazy_attributes(__name__, _HOMES)

@@ -74,23 +74,8 @@ def evaluate(
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
-    model = as_model(model)
-    if isinstance(data, str | Path):
-        data = load_for(model, data)
-    elif isinstance(data, FolderImages):
-        data = data.resident()
+    model, images, labels, classes = prepare(model, data, device)
     inner = unwrapped(model)
-    if isinstance(data, ImageSet):
-        check_fit(inner, data)
-        images, labels, classes = data.images, data.labels.cpu(), data.classes
-    else:
-        images, labels = check_pair(data)
-        classes = class_names(inner)
-    if device is not None:
-        try:
-            model = model.to(device)
-        except (RuntimeError, AssertionError) as error:  # what PyTorch raises for a device that is unknown or absent
-            raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     scores = all_scores(model, images, batch_size, progress)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
@@ -109,6 +94,32 @@ def evaluate(
         classes=classes,
         health=health,
     )
+
+
+def prepare(
+    model: nn.Module | str | Path,
+    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path,
+    device: torch.device | str | None,
+) -> tuple[nn.Module, Tensor, Tensor, tuple[str, ...]]:
+    """What `evaluate` takes -> the model on its device, images [n, c, h, w], labels [n] on the CPU, class names."""
+    model = as_model(model)
+    if isinstance(data, str | Path):
+        data = load_for(model, data)
+    elif isinstance(data, FolderImages):
+        data = data.resident()
+    inner = unwrapped(model)
+    if isinstance(data, ImageSet):
+        check_fit(inner, data)
+        images, labels, classes = data.images, data.labels.cpu(), data.classes
+    else:
+        images, labels = check_pair(data)
+        classes = class_names(inner)
+    if device is not None:
+        try:
+            model = model.to(device)
+        except (RuntimeError, AssertionError) as error:  # what PyTorch raises for a device that is unknown or absent
+            raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
+    return model, images, labels, classes
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -1,0 +1,227 @@
+"""Do capsules generalise to other poses and to changed images better than a linear head on the same backbone?
+
+Two tasks that test on poses which training does not show, from the ledger, and the accuracy on changed images, from
+results/robustness/. Every network is compared with MSPCaps-T, seed by seed.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mspcaps.data import pose
+from mspcaps.data.catalog import CATALOG
+from mspcaps.evaluation.shift_results import ShiftResult, list_shifts, shift_chart
+from mspcaps.evaluation.shifts import CHANGES
+from mspcaps.pages import grid
+from mspcaps.report.runs import Group, Spread, settings
+from mspcaps.training.recipe import list_recipes, load_recipe
+from reproduction.significance import Difference, holm, signed
+from reproduction.tables import Report, recipe_settings
+
+TASKS = ("mnist40", "dsprites_pose")
+FIRST = "mspcaps_t"
+TWINS = {
+    "mspcaps_t_linear": "the linear head with cross-entropy",
+    "mspcaps_t_linear_margin": "the linear head with the margin loss",
+}
+NETWORKS = {
+    FIRST: "MSPCaps-T",
+    "mspcaps_t_linear": "T's backbone, linear head, cross-entropy",
+    "mspcaps_t_linear_margin": "T's backbone, linear head, margin loss",
+    "mspcaps_l": "MSPCaps-L",
+    "capsnet": "CapsNet",
+    "efficient_capsnet": "Efficient-CapsNet",
+    "resnet20": "ResNet-20",
+    "resnet18": "ResNet-18",
+}
+POSE = ("rotation", "shift", "scale", "shear")
+HELD_OUT = 5_000  # training images on which the sweep measures what a network reaches on the poses it knows
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """MSPCaps-T less another network, over the seeds that both have."""
+
+    other: str
+    where: str
+    difference: Difference
+    n: int
+
+    @property
+    def words(self) -> str:
+        return f"{TWINS.get(self.other, self.other)} on {self.where}"
+
+    @property
+    def told(self) -> str:
+        """+0.10 (−0.05 to +0.25)"""
+        interval = f" ({self.difference.interval})" if self.difference.margin is not None else ""
+        return f"{signed(self.difference.gap)}{interval}"
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[Difference, int] | None:
+    """Of the values of the same seeds, with Student's interval; one pair has none."""
+    gaps = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    if not gaps:
+        return None
+    spread = Spread.of(gaps)
+    if not spread.deviation:
+        return Difference(spread.mean, None), spread.n
+    return Difference.from_error(spread.mean, spread.deviation / spread.n**0.5, spread.n - 1), spread.n
+
+
+def by_seed(group: Group) -> dict[int, float]:
+    """The accuracy of every seed after the last epoch; repeats of a seed are averaged."""
+    values: dict[int, list[float]] = {}
+    for run in group.runs + group.repeats:
+        values.setdefault(run.seed, []).append(run.accuracy.last)
+    return {seed: statistics.fmean(found) for seed, found in values.items()}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the two tasks: the runs of every network, and those that measure on the poses of the training."""
+
+    name: str
+    groups: Mapping[str, Group]
+    known: Mapping[str, Group]
+
+    @property
+    def title(self) -> str:
+        return CATALOG[self.name].title
+
+    @property
+    def pairs(self) -> list[Pair]:
+        found = []
+        for model, group in self.groups.items():
+            ours = self.groups.get(FIRST)
+            if model != FIRST and ours and (made := paired(by_seed(ours), by_seed(group))):
+                found.append(Pair(model, self.title, *made))
+        return found
+
+    @property
+    def table(self) -> str:
+        pairs, rows = {pair.other: pair for pair in self.pairs}, []
+        for model, group in self.groups.items():
+            known = self.known.get(model)
+            rows.append((
+                NETWORKS[model], f"{group.first.params:,}", f"{known.last}" if known else NONE,
+                f"{group.last} (n = {group.last.n})", pairs[model].told if model in pairs else NONE,
+                group.training_time,
+            ))  # fmt: skip
+        heads = ("network", "parameters", "known poses", "other poses", "T − it (95 % CI)", "training")
+        return "\n".join(grid(heads, rows, right=range(1, 5)))
+
+
+def read_tasks(report: Report) -> list[Task]:
+    """Those that have runs."""
+    tasks = []
+    for name in TASKS:
+        groups, known = {}, {}
+        for model in NETWORKS:
+            recipe = f"pose/{name}/{model}"
+            if recipe not in list_recipes():
+                continue
+            if group := report.group_of(recipe):
+                groups[model] = group
+            wanted = {**recipe_settings(recipe), "held_out": HELD_OUT, "name": f"pose+held_out={HELD_OUT}"}
+            if trial := next((g for g in report.trials if settings(g.first.recipe) == wanted), None):
+                known[model] = trial
+        if groups:
+            tasks.append(Task(name, groups, known))
+    return tasks
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """What all networks measured on one data set make of changed images, by the name of their recipe."""
+
+    dataset: str
+    results: Sequence[ShiftResult]
+
+    @property
+    def title(self) -> str:
+        return CATALOG[self.dataset].title if self.dataset in CATALOG else self.dataset
+
+    @property
+    def networks(self) -> dict[tuple[str, str], list[ShiftResult]]:
+        """By model and recipe, in the order of NETWORKS."""
+        order, found = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
+        key = lambda r: (order.index(r.model) if r.model in order else len(order), r.model, r.recipe)  # noqa: E731
+        for result in sorted(self.results, key=key):
+            found.setdefault((result.model, result.recipe), []).append(result)
+        return found
+
+    def values(self, model: str, recipe: str, lost: bool = False) -> dict[int, float]:
+        """The mean accuracy over the changes of pose, of every seed; or how much less it is than without a change."""
+        found = {}
+        for result in self.networks.get((model, recipe), ()):
+            mean = statistics.fmean(result.evaluation.means[change] for change in POSE)
+            found[result.seed or 0] = result.evaluation.clean - mean if lost else mean
+        return found
+
+    def pairs(self, lost: bool = False) -> dict[tuple[str, str], Pair]:
+        """With MSPCaps-T by the same recipe."""
+        found = {}
+        for model, recipe in self.networks:
+            made = paired(self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
+            if model != FIRST and made:
+                found[model, recipe] = Pair(model, self.title, *made)
+        return found
+
+    @property
+    def table(self) -> str:
+        poses, lost, rows = self.pairs(), self.pairs(lost=True), []
+        for (model, recipe), found in self.networks.items():
+            evaluations = [result.evaluation for result in found]
+            means = [statistics.fmean(one.means[change] for one in evaluations) for change in CHANGES]
+            overall = (statistics.fmean(one.clean for one in evaluations), *means, statistics.fmean(means))
+            pairs = [pairs[model, recipe].told if (model, recipe) in pairs else NONE for pairs in (poses, lost)]
+            name = f"{NETWORKS.get(model, model)}, `{recipe}`" if recipe else NETWORKS.get(model, model)
+            rows.append((name, str(len(found)), *(f"{value:.1f}" for value in overall), *pairs))
+        heads = ("network, recipe", "n", "none", *CHANGES, "mean", "T − it, pose", "T − it, lost by pose")
+        return "\n".join(grid(heads, rows, right=range(1, len(heads))))
+
+    @property
+    def chart(self) -> str:
+        ordered = [result for found in self.networks.values() for result in found]
+        return shift_chart(ordered, f"Accuracy on changed images of {self.title} against the strength of the change")
+
+
+def read_shifted(results: Path) -> list[Shifted]:
+    """By data set, in the order of the catalog; what was measured on some of the images only is left out."""
+    sets: dict[str, list[ShiftResult]] = {}
+    for result in list_shifts(results):
+        if not result.part:
+            sets.setdefault(result.dataset, []).append(result)
+    order = [*CATALOG, *sorted(sets.keys() - CATALOG.keys())]
+    return [Shifted(name, sets[name]) for name in order if name in sets]
+
+
+def verdict(pairs: Sequence[Pair]) -> dict[str, list[str]]:
+    """Which comparisons with a linear head come out how, after Holm's correction for all that have an interval."""
+    judged = [pair for pair in pairs if pair.difference.p_value is not None]
+    kept = holm([pair.difference.p_value for pair in judged if pair.difference.p_value is not None])
+    found: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+    for pair, clear in zip(judged, kept, strict=True):
+        found["undecided" if not clear else "better" if pair.difference.gap > 0 else "worse"].append(pair.words)
+    return found
+
+
+def pose_values(report: Report, results: Path) -> dict[str, Any]:
+    """What templates/shifts.md.j2 is filled with."""
+    tasks, shifted = read_tasks(report), read_shifted(results)
+    twins = [pair for task in tasks for pair in task.pairs if pair.other in TWINS]
+    changed = [pair for found in shifted for (model, _), pair in found.pairs().items() if model in TWINS]
+    return {
+        "tasks": tasks, "shifted": shifted, "pose_verdict": verdict(twins), "shift_verdict": verdict(changed),
+        "poses": pose, "splits": pose.SPLITS, "epochs": load_recipe(f"pose/{TASKS[0]}/{FIRST}").epochs,
+        "pose_judged": len(twins), "shift_judged": len(changed), "changes": CHANGES,
+    }  # fmt: skip
+
+
+def pose_charts(results: Path, folder: Path) -> dict[Path, str]:
+    """The figures of the page."""
+    return {folder / f"shifts-{found.dataset}.svg": found.chart for found in read_shifted(results)}

@@ -1,0 +1,45 @@
+"""Accuracy on changed images of many trained networks in one process; `mspcaps eval --shifts` measures one of them.
+
+    python -m reproduction.studies.shifts mspcaps_t.cifar10 runs/mnist40/*/pose-seed*/last.safetensors
+
+writes results/robustness/shifts-*.json and the figures; `make regenerate` then writes the tables. A network whose entry
+is there already is left out.
+"""
+
+from pathlib import Path
+
+import tyro
+
+from mspcaps.bench.result import environment
+from mspcaps.evaluation import ShiftEvaluation, ShiftResult, evaluate_shifts, load_for, write_shifts
+from mspcaps.evaluation.shift_results import read_shifts
+from mspcaps.files import sha256_of
+from mspcaps.models import load_model
+from mspcaps.models.shipped import weights_path
+from mspcaps.progress import Progress
+from mspcaps.training import choose_device
+
+UNKNOWN = ShiftEvaluation(0.0, {}, 0, 0)
+
+
+def main(weights: tyro.conf.Positional[list[str]], results: Path = Path("results"), device: str | None = None) -> None:
+    """Each on the test images of what it was trained on."""
+    where, data = choose_device(device), {}
+    around = environment(where)
+    for name in weights:
+        model, digest = load_model(name), sha256_of(weights_path(name))
+        key = (model.metadata["recipe"]["data"], *model.config["img_size"])
+        if key not in data:
+            data[key] = load_for(model).to(where)
+        path = results / ShiftResult.of(model, data[key].name, UNKNOWN).path
+        if path.is_file() and read_shifts(path).weights_sha256 == digest:
+            print(f"{path} is there")
+            continue
+        with Progress("images") as progress:
+            found = evaluate_shifts(model, data[key], device=where, progress=progress.update)
+        write_shifts(results, ShiftResult.of(model, data[key].name, found, False, digest, around))
+        print(f"{path}: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

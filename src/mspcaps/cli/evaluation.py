@@ -1,0 +1,138 @@
+"""`mspcaps eval`: measure trained weights, on images as they are or changed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from mspcaps.cli.common import Maybe, is_onnx, show_progress, table
+from mspcaps.errors import MspcapsError
+from mspcaps.files import check_writable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from mspcaps.data import ImageSet
+    from mspcaps.evaluation import Evaluation, ShiftEvaluation
+    from mspcaps.evaluation.health import BlockHealth
+
+
+def evaluate(
+    weights: Positional[str],
+    data: Maybe[str] = None,
+    split: Literal["train", "test", "all"] = "test",
+    batch_size: int = 500,
+    device: Maybe[str] = None,
+    images: Maybe[int] = None,
+    shifts: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    results: Path = Path("results"),
+) -> None:
+    """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
+
+    Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
+    is the mean gap between confidence and accuracy over 15 bins.
+
+    Args:
+        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
+        data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
+        split: Which split to use.
+        batch_size: Images per batch.
+        device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
+        images: Measure on this many images only, chosen at random but always the same; default: all.
+        shifts: Measure the accuracy on changed images instead: rotation, shift, scale, shear, noise, blur, occlusion
+            and contrast, each at five strengths.
+        results: With --shifts the figures are written to robustness/*.json in this folder, and drawn beside them.
+    """
+    from mspcaps.data import CATALOG
+    from mspcaps.evaluation import evaluate as run
+    from mspcaps.evaluation import evaluate_shifts, load_for
+    from mspcaps.export import load_onnx
+    from mspcaps.models import load_model
+    from mspcaps.training import choose_device
+
+    exported = is_onnx(weights, device)
+    model = load_onnx(weights) if exported else load_model(weights)
+    where = choose_device("cpu" if exported else device)
+    if shifts:
+        check_writable(results / "robustness")  # before minutes of measuring
+    with show_progress("images") as progress:
+        whole = load_for(model, data, split, progress.update)
+        chosen = some_of(whole, images)
+        if shifts:
+            changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)
+        else:
+            result = run(model, chosen, batch_size, where, progress.update)
+    if shifts:
+        show_shifts(model, weights, chosen.name, changed, chosen is not whole, results)
+        return
+    source = Path(data or vars(model)["metadata"]["recipe"]["data"]).expanduser()
+    own = str(source) not in CATALOG and source.exists()
+    show_classes(result)
+    print(f"{source.resolve() if own else chosen.name}, {split}: {result.n:,} images")
+    if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
+        print("this is the fifth of each class that training holds out; --split all takes every picture")
+    print(
+        f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  loss {result.loss:.4f}  "
+        f"calibration error {result.ece:.2f} % at a mean confidence of {result.confidence:.2f} %"
+    )
+    if result.health:
+        show_health(result.health)
+
+
+def some_of(data: "ImageSet", count: int | None) -> "ImageSet":
+    """So many of the images, or all."""
+    if count is None or count == len(data):
+        return data
+    if not 0 < count < len(data):
+        raise MspcapsError(f"--images is {count:,}, but {data.name} has 1 to {len(data):,} images to choose from")
+    return data.split(count)[1]
+
+
+def show_classes(result: "Evaluation") -> None:
+    """The accuracy of each class."""
+    counts = result.confusion.sum(1).tolist()
+    rows = [
+        (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
+        for name, count, percent in zip(result.classes, counts, result.per_class, strict=True)
+    ]
+    table(("class", "images", "accuracy"), rows, right=(1, 2))
+
+
+def show_shifts(
+    model: "nn.Module", weights: str, dataset: str, found: "ShiftEvaluation", part: bool, results: Path
+) -> None:
+    """The table, and where the figures went."""
+    from mspcaps.bench.result import environment
+    from mspcaps.evaluation import ShiftResult, write_shifts
+    from mspcaps.evaluation.accuracy import placement
+    from mspcaps.files import sha256_of
+    from mspcaps.models.shipped import weights_path
+
+    made = environment(placement(model)[0])
+    result = ShiftResult.of(model, dataset, found, part, sha256_of(weights_path(weights)), made)
+    heads, rows = result.table()
+    table(heads, rows, right=range(2, len(heads)))
+    print(f"accuracy in percent of {found.n:,} images of {dataset}")
+    path, figure = write_shifts(results, result)
+    print(f"Figures: {path}\nDrawing: {figure}")
+
+
+def show_health(health: "Sequence[BlockHealth]") -> None:
+    """The routing blocks; a collapsed one gets a sentence."""
+    print("\nRouting: entropy of the couplings and the most used capsule against uniform, capsules that never win,")
+    print("points of accuracy lost when an input comes from another image")
+    rows = [
+        (
+            block.name, str(block.capsules), f"{block.entropy:.3f}", f"{block.top:.2f} x",
+            f"{100 * block.starved:.1f} %",
+            ", ".join(f"{name} {lost:.1f}" for name, lost in block.swapped.items()),
+        )
+        for block in health
+    ]  # fmt: skip
+    table(("block", "capsules", "entropy", "most used", "starved", "swapped"), rows, right=(1, 2, 3, 4))
+    for block in health:
+        if block.collapsed:
+            print(f"{block.name} has collapsed: {block.why()}")

@@ -1,0 +1,128 @@
+"""What changed images left of a model's accuracy: the typed entry of results/robustness/, as a table and as a figure.
+
+results/robustness/shifts-<model>-<data>[-<recipe>-seed<k>][-<images>].json   one for each trained network
+results/robustness/shifts-<data>[-<images>].svg                               all of them together
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.shifts import CHANGES, ShiftEvaluation
+from mspcaps.files import write_atomically, write_json
+from mspcaps.models import unwrapped
+from mspcaps.pages.small_multiples import Panel, small_multiples
+
+FOLDER, WHAT = "robustness", "shifts"
+
+
+@dataclass(frozen=True)
+class ShiftResult:
+    """One network on one data set."""
+
+    model: str
+    dataset: str
+    evaluation: ShiftEvaluation
+    recipe: str = ""  # the name of the way it was trained; empty where the weights do not say it
+    seed: int | None = None  # of the training
+    part: bool = False  # whether it was measured on some of the images only
+    weights_sha256: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, dataset: str, evaluation: ShiftEvaluation, part: bool = False,
+        weights_sha256: str | None = None, environment: Mapping[str, Any] | None = None,
+    ) -> "ShiftResult":  # fmt: skip
+        """With what the model says about its training."""
+        inner = unwrapped(model)
+        name = getattr(inner, "config", {}).get("name") or type(inner).__name__
+        recipe = getattr(inner, "metadata", {}).get("recipe") or {}
+        trained = (recipe.get("name", ""), recipe.get("seed"))
+        return cls(name, dataset, evaluation, *trained, part, weights_sha256, dict(environment or {}))
+
+    @property
+    def path(self) -> Path:
+        """Of its entry, below results/."""
+        seed = [] if self.seed is None else [f"seed{self.seed}"]
+        return self._named(WHAT, self.model, self.dataset, *([self.recipe] if self.recipe else []), *seed, end=".json")
+
+    @property
+    def figure(self) -> Path:
+        """Of the figure that it is part of."""
+        return self._named(WHAT, self.dataset, end=".svg")
+
+    def _named(self, *parts: str, end: str) -> Path:
+        count = [str(self.evaluation.n)] if self.part else []
+        return Path(FOLDER, "-".join([*parts, *count]) + end)
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Heads and rows: accuracy in percent for every change and strength, and the means."""
+        found = self.evaluation
+        heads = ("change", "strengths", "1", "2", "3", "4", "5", "mean")
+        rows: list[tuple[str, ...]] = [("none", "", "", "", "", "", "", f"{found.clean:.2f}")]
+        for name, values in found.accuracy.items():
+            change = CHANGES[name]
+            strengths = f"{', '.join(f'{strength:g}' for strength in change.strengths)} {change.unit}"
+            rows.append((name, strengths, *(f"{value:.2f}" for value in values), f"{found.means[name]:.2f}"))
+        rows.append(("mean of all", "", "", "", "", "", "", f"{found.mean:.2f}"))
+        return heads, rows
+
+
+def shift_chart(results: Sequence[ShiftResult], label: str) -> str:
+    """Accuracy against strength, a panel for each change, a line for each way of training: the mean over its seeds."""
+    lines: dict[str, list[ShiftEvaluation]] = {}
+    for result in results:
+        lines.setdefault(f"{result.model}{f', {result.recipe}' if result.recipe else ''}", []).append(result.evaluation)
+    panels = []
+    for name, change in CHANGES.items():
+        curves = {
+            f"{line}{f' (n = {len(found)})' if len(found) > 1 else ''}": [
+                statistics.fmean(values)
+                for values in zip(*((one.clean, *one.accuracy[name]) for one in found), strict=True)
+            ]
+            for line, found in lines.items()
+            if all(name in one.accuracy for one in found)
+        }
+        if curves:
+            panels.append(Panel(name, ["0", *(f"{strength:g}" for strength in change.strengths)], change.unit, curves))
+    return small_multiples(panels, label)
+
+
+def write_shifts(results: Path, result: ShiftResult) -> tuple[Path, Path]:
+    """-> the entry, and the figure of all entries of the same data and number of images, drawn anew."""
+    path = results / result.path
+    evaluation = {key: value for key, value in asdict(result.evaluation).items() if key != "seed"}
+    entry = {"what": WHAT, **asdict(result), "evaluation": evaluation, "change_seed": result.evaluation.seed}
+    write_json(path, entry)
+    same = [other for other in list_shifts(results) if other.figure == result.figure]
+    figure = results / result.figure
+    write_atomically(figure, shift_chart(same, f"Accuracy on changed images of {result.dataset} against strength"))
+    return path, figure
+
+
+def read_shifts(path: Path) -> ShiftResult:
+    """One entry, checked."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if entry.pop("what") != WHAT:
+            raise ValueError("it tells of something else")
+        found, seed = entry.pop("evaluation"), entry.pop("change_seed")
+        accuracy = {name: tuple(float(value) for value in values) for name, values in found["accuracy"].items()}
+        if odd := [name for name, row in accuracy.items() if name not in CHANGES or len(row) != 5]:
+            raise ValueError(f"it holds {odd[0]}")
+        evaluation = ShiftEvaluation(float(found["clean"]), accuracy, int(found["n"]), seed)
+        return ShiftResult(**entry, evaluation=evaluation)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MspcapsError(f"{path} is not a result of `mspcaps eval --shifts`: {error}") from error
+
+
+def list_shifts(results: Path) -> list[ShiftResult]:
+    """All of a results folder, by the names of their files."""
+    return [read_shifts(path) for path in sorted((results / FOLDER).glob(f"{WHAT}-*.json"))]
