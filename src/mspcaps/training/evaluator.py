@@ -62,6 +62,7 @@ class Evaluator:
 
     @torch.no_grad()
     def count_all(self) -> None:
+        training = self.model.training
         self.model.eval()
         self.correct.zero_()
         batches: Any = self.batches
@@ -73,7 +74,7 @@ class Evaluator:
             self.meter.zero()
             for images, labels in self.health_images:
                 self.meter.add(images.float() / 255, labels)
-        self.model.train()
+        self.model.train(training)
 
     def accuracy(self) -> float:
         if self.graph is not None:

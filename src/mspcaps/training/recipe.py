@@ -71,6 +71,10 @@ class Recipe:
     """Draw every class equally often in an epoch, however many images it has."""
     init: str = ""
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
+    ema: float = 0.0
+    """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
+    validation: int = 0
+    """Hold out this many training images and report the weights of the epoch that is best on them; 0: of the last."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
     seed: int = 0
@@ -213,7 +217,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 def _check_numbers(recipe: Recipe) -> None:
     """What no run can have is refused with the value and the reason."""
-    for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
+    least_values = {"epochs": 1, "batch_size": 2, "warmup_epochs": 0, "validation": 0, "held_out": 0, "seed": 0}
+    for name, least in least_values.items():
         if getattr(recipe, name) < least:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at least {least}")
     for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
@@ -222,6 +227,8 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in ("warmup_start", "lr_gamma", "momentum"):
         if getattr(recipe, name) > 1:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
+    if not 0 <= recipe.ema < 1:
+        raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
         raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
     if recipe.seed >= 2**63:

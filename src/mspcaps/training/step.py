@@ -17,6 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.kernels import fuse
 from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
+from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
 from mspcaps.training.loader import Loader
@@ -72,6 +73,10 @@ class Step:
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
             self.loss, self.dropout_keys = compile_once(batch_loss), compile_once(dropout_keys)
             optimizer.update = compile_once(optimizer.update)
+        ema = optimizer.recipe.ema
+        self.average = WeightAverage(model, optimizer, ema) if ema else None
+        if self.average and engine != "eager":
+            self.average.move = compile_once(self.average.move)
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -89,6 +94,8 @@ class Step:
         """One step in Python: what the graph records."""
         loss, gradients = self.gradients()
         self.optimizer.step(gradients)
+        if self.average:
+            self.average.update()
         self.loss_sum += loss.detach()
         self.loader.position += 1
 
@@ -122,7 +129,8 @@ class Step:
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
         flat = [t for group in self.optimizer.groups for t in (group.master, *group.state)]
-        return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
+        averages = self.average.averages if self.average else []
+        return [*flat, *averages, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
 
 
 def capture_graph(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
