@@ -14,10 +14,9 @@ from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import evaluate
 from mspcaps.models import create_model, load_model
-from mspcaps.training import Recipe, Trainer, ledger, train
+from mspcaps.training import Epoch, Recipe, Trainer, ledger, train
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.images import count_custom_images, load_images
-from mspcaps.training.trainer import Epoch
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ so no pass over the training images is needed to measure them.
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,11 @@ def move_average(averages: list[Tensor], values: list[Tensor], steps: Tensor, de
 class WeightAverage:
     """Of the fp32 master weights and of the buffers; `model` computes with them."""
 
-    def __init__(self, model: nn.Module, optimizer: FlatOptimizer, decay: float) -> None:
-        self.optimizer, self.decay = optimizer, decay
-        self.move: Callable[..., None] = move_average
+    def __init__(
+        self, model: nn.Module, optimizer: FlatOptimizer, decay: float,
+        compiled: Callable[[Any], Any] = lambda function: function,
+    ) -> None:  # fmt: skip
+        self.optimizer, self.decay, self.move = optimizer, decay, compiled(move_average)
         buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
         self.values = [group.master for group in optimizer.groups] + [*buffers.values()]
         self.averages = [value.clone() for value in self.values]

@@ -20,8 +20,9 @@ from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.ledger import Run
 from mspcaps.training.monitor import ShowProgress, TensorBoard
 from mspcaps.training.recipe import Recipe, load_recipe, measured_on
+from mspcaps.training.result import Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rates
-from mspcaps.training.trainer import Epoch, Listener, Log, Result, Trainer, reported_file
+from mspcaps.training.trainer import Listener, Log, Trainer
 
 
 class Stopped(MspcapsError):
@@ -82,6 +83,11 @@ def train(
         f"{measured_on(recipe.held_out)} accuracy {run.accuracy.last:.2f} % after the last epoch, best "
         f"{run.accuracy.best:.2f} % after epoch {run.accuracy.best_epoch}; trained for {clock(run.seconds.train)}"
     )
+    if recipe.validation:
+        log(
+            f"reported is epoch {run.accuracy.best_epoch}: it names {max(run.curve['validation']):.2f} % of "
+            f"{recipe.validation:,} validation images rightly{' under attack' if recipe.adversary else ''}"
+        )
     log(f"weights: {result.weights}")
     return result
 

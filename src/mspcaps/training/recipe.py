@@ -22,6 +22,30 @@ MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 
 
 @dataclass(frozen=True)
+class Adversary:
+    """Whom a model is trained against."""
+
+    kind: Literal["pgd", "trades"] = "pgd"
+    """pgd: learn the attacked images; trades: learn the clean ones, and to answer the same under attack."""
+    eps: float = 8.0
+    """Largest change of a pixel, in 255ths."""
+    step_size: float = 2.0
+    """Change of a pixel in one step of the attack, in 255ths."""
+    steps: int = 10
+    """Steps of the attack on every batch."""
+    beta: float = 6.0
+    """Weight of the answer under attack, for trades."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("eps", 255), ("step_size", 255), ("beta", float("inf"))):
+            if not 0 < getattr(self, name) <= most or getattr(self, name) == float("inf"):
+                limit = " of at most 255" if most == 255 else ""
+                raise MspcapsError(f"adversary.{name} is {getattr(self, name)}, but must be a positive number{limit}")
+        if self.steps < 1:
+            raise MspcapsError(f"adversary.steps is {self.steps}, but must be at least 1")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One training run. Equal recipes compute the same thing, up to the rounding of the machine."""
 
@@ -67,6 +91,8 @@ class Recipe:
     """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
     """Training augmentation (crop, flip, rotate); default: that of the data set."""
+    adversary: Adversary | None = None
+    """Adversarial training: attack every batch (kind, eps, step_size, steps, beta) before learning from it."""
     balance: bool = False
     """Draw every class equally often in an epoch, however many images it has."""
     init: str = ""
@@ -164,15 +190,19 @@ class Recipe:
 
 
 def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe as a file holds it, whole: a field younger than the file has its default, one of `augment` as well, and
-    a retired field stays only if it says something."""
+    """A recipe as a file holds it, whole: a field younger than the file has its default, one of a table as well, and a
+    retired field stays only if it says something."""
     known = _types(Recipe)
     renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
     written = {renamed.get(key, key): value for key, value in written.items()}
     whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
-    if isinstance(whole["augment"], dict):
-        whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
+    for key, table in TABLES.items():
+        if isinstance(whole[key], dict):
+            whole[key] = dataclasses.asdict(table()) | whole[key]
     return whole
+
+
+TABLES: dict[str, Any] = {"augment": Augmentation, "adversary": Adversary}
 
 
 def measured_on(held_out: int) -> str:
@@ -227,6 +257,11 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in ("warmup_start", "lr_gamma", "momentum"):
         if getattr(recipe, name) > 1:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
+    if recipe.adversary and not recipe.validation:
+        raise MspcapsError(
+            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in long "
+            "runs: set validation to 1000, or to a tenth of a small training set"
+        )
     if not 0 <= recipe.ema < 1:
         raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
@@ -296,15 +331,15 @@ def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
 
 
 def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
-    """A value of the type that a field has; a table becomes an Augmentation, a list a tuple."""
+    """A value of the type that a field has; a table becomes an Augmentation or an Adversary, a list a tuple."""
     union = typing.get_args(kind) if type(None) in typing.get_args(kind) else (kind,)
     for one in union:
         origin = typing.get_origin(one) or one
         if origin is Literal:
             if isinstance(value, str) and value in typing.get_args(one):
                 return value
-        elif origin is Augmentation and isinstance(value, dict):
-            return Augmentation(**_checked(value, Augmentation, f"{where}, {key}"))
+        elif key in TABLES and isinstance(value, dict):
+            return TABLES[key](**_checked(value, TABLES[key], f"{where}, {key}"))
         elif origin is tuple and isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
         elif type(value) is origin or (type(value) is int and origin is float):
@@ -314,6 +349,7 @@ def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
         choices = typing.get_args(wanted)
         hint = nearest(str(value), choices, f"choose {', '.join(choices[:-1])} or {choices[-1]}")
         raise MspcapsError(f"{where}: there is no {key} {shown}: {hint}")
-    words = {"Augmentation": "a table of crop, flip and rotate", "dict": "a table", "tuple": "a list of whole numbers"}
+    words = {"dict": "a table", "tuple": "a list of whole numbers"}
+    words |= {table.__name__: f"a table of {', '.join(_types(table))}" for table in TABLES.values()}
     name = (typing.get_origin(wanted) or wanted).__name__
     raise MspcapsError(f"{where}: {key} must be {words.get(name, name)}, not {shown}")

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.data.augment import augment_images
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import fuse
 from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
+from mspcaps.training.adversary import RobustLoss
 from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
-from mspcaps.training.loader import Loader
+from mspcaps.training.loader import Loader, take_batch
 from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.recipe import Recipe
 
@@ -46,10 +46,8 @@ def make_step(
 
 def batch_loss(model: Model, loader: Loader) -> Tensor:
     """The model's own loss on the batch at the loader's position."""
-    index = loader.order.index_select(0, loader.position)[0]  # [b]
-    draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
-    x = augment_images(loader.images, index, draws, loader.augment)
-    return model.training_loss(x, loader.labels[index], model.criterion)
+    x, y = take_batch(loader)
+    return model.training_loss(x, y, model.criterion)
 
 
 class Step:
@@ -64,7 +62,8 @@ class Step:
         self.device = loader.images.device
         self.loss_sum = torch.zeros((), device=self.device)
         dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
-        self.keys = torch.zeros(len(dropouts), dtype=torch.int64, device=self.device)
+        adversary, ema = optimizer.recipe.adversary, optimizer.recipe.ema
+        self.keys = torch.zeros(len(dropouts) + bool(adversary), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
         self.fused, self.dropout_keys = model, dropout_keys
@@ -73,10 +72,11 @@ class Step:
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
             self.loss, self.dropout_keys = compile_once(batch_loss), compile_once(dropout_keys)
             optimizer.update = compile_once(optimizer.update)
-        ema = optimizer.recipe.ema
-        self.average = WeightAverage(model, optimizer, ema) if ema else None
-        if self.average and engine != "eager":
-            self.average.move = compile_once(self.average.move)
+        compiled = compile_once if engine != "eager" else lambda function: function
+        if adversary:
+            self.loss = RobustLoss(model, adversary, self.keys[-1:], self.world.rank, compiled)
+        self.average = WeightAverage(model, optimizer, ema, compiled) if ema else None
+        self.evaluated = self.average.model if self.average else model
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
 

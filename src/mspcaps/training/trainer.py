@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ from mspcaps.training import ledger
 from mspcaps.training.checkpoint import CHECKPOINT, load_tensors, read_checkpoint, run_folder, save_checkpoint
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
-from mspcaps.training.evaluator import Evaluator
+from mspcaps.training.evaluator import Evaluator, make_validator
 from mspcaps.training.images import Images, check_outside, hold_out, load_images, normalization
 from mspcaps.training.ledger import Accuracy, Run, Seconds
 from mspcaps.training.loader import make_loader
 from mspcaps.training.recipe import Recipe, measured_on
+from mspcaps.training.result import BEST, LAST, Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rate
 from mspcaps.training.step import make_step
 
@@ -45,53 +46,6 @@ preparation_lock = threading.Lock()
 
 Log = Callable[[str], None]
 Listener = Callable[["Trainer"], None]
-LAST, BEST = "last.safetensors", "best.safetensors"
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One row of a run's history."""
-
-    epoch: int  # 1, 2, ...
-    lr: float
-    loss: float  # mean over the epoch's steps
-    accuracy: float  # percent of the test set, or of what is held out
-    health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
-    validation: float | None = None  # percent of the validation images, if there are any
-
-    @property
-    def score(self) -> float:
-        """What says which epoch is best."""
-        return self.accuracy if self.validation is None else self.validation
-
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> "Epoch":
-        """A row of a checkpoint; old ones know no health."""
-        return cls(**row | {"health": tuple(BlockHealth(**block) for block in row.get("health", ()))})
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    recipe: Recipe
-    model: Model
-    history: list[Epoch]
-    run: Run  # its entry in the ledger
-    folder: Path
-
-    @property
-    def weights(self) -> Path:
-        """The file that we report."""
-        return self.folder / reported_file(self.recipe)
-
-    def __repr__(self) -> str:
-        return f"Result({self.folder}: {self.history[-1]})"
-
-
-def reported_file(recipe: Recipe) -> str:
-    """The weights that we report: those of the last epoch, unless there are images to choose the epoch on."""
-    return BEST if recipe.validation else LAST
 
 
 def build_model(recipe: Recipe, train: Images) -> Model:
@@ -139,9 +93,8 @@ class Trainer:
         self.step = make_step(self.model, self.loader, self.recipe, self.engine, self.world)
         self.optimizer = self.step.optimizer
         self.average = self.step.average
-        evaluated = self.average.model if self.average else self.model
-        self.evaluator = Evaluator(evaluated, test, device, self.engine, self.step.autocast)
-        self.validator = Evaluator(evaluated, validation, device, self.engine, self.step.autocast) if validation else None
+        self.evaluator = Evaluator(self.step.evaluated, test, device, self.engine, self.step.autocast)
+        self.validator = make_validator(self.step, validation, self.recipe, device, self.engine)
         self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
         self.history: list[Epoch] = []
         self.best: dict[str, Tensor] = {}
