@@ -23,7 +23,7 @@ from mspcaps.training.average import frozen_twin
 from mspcaps.training.loader import Loader, take_batch
 from mspcaps.training.recipe import Adversary
 
-MAX_ODDS = 1e-4  # lengths this close to 0 and 1 count as no closer
+MIN_DISTANCE = 1e-5  # of a length from 0 and from 1, where its odds would be infinite
 
 
 def as_logits(scores: Tensor, kind: str) -> Tensor:
@@ -33,7 +33,7 @@ def as_logits(scores: Tensor, kind: str) -> Tensor:
     capsule they are twice the logarithm of its length before squashing.
     """
     scores = at_least_fp32(scores)
-    return scores.clamp(MAX_ODDS, 1 - MAX_ODDS).logit() if kind == "lengths" else scores
+    return scores.clamp(MIN_DISTANCE, 1 - MIN_DISTANCE).logit() if kind == "lengths" else scores
 
 
 def cross_entropy(model: Model, x: Tensor, y: Tensor) -> Tensor:
@@ -62,7 +62,8 @@ def robust_loss(model: Model, x: Tensor, attacked: Tensor, y: Tensor, adversary:
     """What a step descends: images, the same under attack, class numbers -> scalar."""
 
     def criterion(scores: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(as_logits(scores, model.scores), y)
+        own = adversary.loss == "own"
+        return model.criterion(scores, y) if own else F.cross_entropy(as_logits(scores, model.scores), y)
 
     def with_divergence(scores: Tensor, y: Tensor) -> Tensor:
         apart = kl(as_logits(scores, model.scores), as_logits(model(attacked), model.scores)).mean()

@@ -13,6 +13,7 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import iterate_batches
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
+from mspcaps.models.layers import dropout_keys
 from mspcaps.training.adversary import Attack
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import Engine
@@ -120,12 +121,13 @@ class RobustEvaluator(Evaluator):
         super().__init__(model, data, device, engine, autocast, batch)
         ten_steps = replace(adversary, kind="pgd", step_size=adversary.eps / 4, steps=10)
         self.attack = Attack(model, ten_steps, compile_once if engine != "eager" else lambda function: function)
-        self.key = torch.zeros(1, dtype=torch.int64, device=device)
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # of the starts, one per batch
 
     @torch.no_grad()
     def count_all(self) -> None:
         self.correct.zero_()
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-            for number, (images, labels) in enumerate(self.batches):
-                attacked = self.attack(images.float() / 255, labels.clamp(min=0), self.key, number)
+            for (images, labels), key in zip(self.batches, self.keys, strict=True):
+                attacked = self.attack(images.float() / 255, labels.clamp(min=0), key)
                 self.correct += self.count(self.model, attacked, labels)

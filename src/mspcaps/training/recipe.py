@@ -35,6 +35,8 @@ class Adversary:
     """Steps of the attack on every batch."""
     beta: float = 6.0
     """Weight of the answer under attack, for trades."""
+    loss: Literal["cross_entropy", "own"] = "cross_entropy"
+    """What a step descends: cross-entropy, for capsules on the log-odds of their lengths, or the family's own loss."""
 
     def __post_init__(self) -> None:
         for name, most in (("eps", 255), ("step_size", 255), ("beta", float("inf"))):
@@ -92,7 +94,7 @@ class Recipe:
     augment: Augmentation | None = None
     """Training augmentation (crop, flip, rotate); default: that of the data set."""
     adversary: Adversary | None = None
-    """Adversarial training: attack every batch (kind, eps, step_size, steps, beta) before learning from it."""
+    """Adversarial training: attack every batch before learning from it."""
     balance: bool = False
     """Draw every class equally often in an epoch, however many images it has."""
     init: str = ""
@@ -259,8 +261,8 @@ def _check_numbers(recipe: Recipe) -> None:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
     if recipe.adversary and not recipe.validation:
         raise MspcapsError(
-            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in long "
-            "runs: set validation to 1000, or to a tenth of a small training set"
+            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in "
+            "long runs: set validation to 1000, or to a tenth of a small training set"
         )
     if not 0 <= recipe.ema < 1:
         raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
