@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mspcaps.models import Model
 from mspcaps.training.optimizers import FlatOptimizer
 
 M = TypeVar("M", bound=nn.Module)
@@ -44,7 +45,7 @@ class WeightAverage:
     """Of the fp32 master weights and of the buffers; `model` computes with them."""
 
     def __init__(
-        self, model: nn.Module, optimizer: FlatOptimizer, decay: float,
+        self, model: Model, optimizer: FlatOptimizer, decay: float,
         compiled: Callable[[Any], Any] = lambda function: function,
     ) -> None:  # fmt: skip
         self.optimizer, self.decay, self.move = optimizer, decay, compiled(move_average)
