@@ -36,14 +36,18 @@ def as_logits(scores: Tensor, kind: str) -> Tensor:
     return scores.clamp(MIN_DISTANCE, 1 - MIN_DISTANCE).logit() if kind == "lengths" else scores
 
 
+def logits_of(model: Model, x: Tensor) -> Tensor:
+    return as_logits(model(x), model.scores)
+
+
 def cross_entropy(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Summed over the images: what pgd ascends."""
-    return F.cross_entropy(as_logits(model(x), model.scores), y, reduction="sum")
+    return F.cross_entropy(logits_of(model, x), y, reduction="sum")
 
 
 def divergence(model: Model, x: Tensor, clean: Tensor) -> Tensor:
     """Of the answers to x from the clean ones (logits [b, K]), KL(clean || x) summed: what trades ascends."""
-    return kl(clean, as_logits(model(x), model.scores)).sum()
+    return kl(clean, logits_of(model, x)).sum()
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
@@ -66,7 +70,7 @@ def robust_loss(model: Model, x: Tensor, attacked: Tensor, y: Tensor, adversary:
         return model.criterion(scores, y) if own else F.cross_entropy(as_logits(scores, model.scores), y)
 
     def with_divergence(scores: Tensor, y: Tensor) -> Tensor:
-        apart = kl(as_logits(scores, model.scores), as_logits(model(attacked), model.scores)).mean()
+        apart = kl(as_logits(scores, model.scores), logits_of(model, attacked)).mean()
         return criterion(scores, y) + adversary.beta * apart
 
     if adversary.kind == "pgd":
@@ -79,7 +83,7 @@ class Attack:
 
     def __init__(self, model: Model, adversary: Adversary, compiled: Callable[[Any], Any] = lambda function: function):
         self.model, self.adversary = model, adversary
-        self.start = compiled(hashed_start)
+        self.start, self.logits = compiled(hashed_start), compiled(logits_of)
         self.ascended = compiled(divergence if adversary.kind == "trades" else cross_entropy)
 
     def __call__(self, x: Tensor, y: Tensor, key: Tensor, share: int = 0) -> Tensor:
@@ -87,7 +91,7 @@ class Attack:
         eps, target = self.adversary.eps / 255, y
         if self.adversary.kind == "trades":
             with torch.no_grad():
-                target = as_logits(self.model(x), self.model.scores)
+                target = self.logits(self.model, x)
         start = self.start(x, key, eps, share)
         ascended = lambda image: self.ascended(self.model, image, target)  # noqa: E731
         return pgd_steps(ascended, x, start, eps, self.adversary.step_size / 255, self.adversary.steps)
