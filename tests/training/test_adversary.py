@@ -69,7 +69,9 @@ def plain_logits(model: Model, x: Tensor) -> Tensor:
     return torch.log(scores / (1 - scores)) if model.scores == "lengths" else scores
 
 
-def attacked_by_hand(model: Model, x: Tensor, y: Tensor, start: Tensor, adversary: Adversary) -> Tensor:
+def attacked_by_hand(
+    model: Model, x: Tensor, y: Tensor, start: Tensor, adversary: Adversary, validating: bool = False
+) -> Tensor:
     """Image by image, in eval mode, with log and exp in the place of PyTorch's losses."""
     model.eval()
     done = []
@@ -78,7 +80,10 @@ def attacked_by_hand(model: Model, x: Tensor, y: Tensor, start: Tensor, adversar
         for _ in range(adversary.steps):
             now.requires_grad_()
             probabilities = plain_logits(model, now[None])[0].softmax(0)
-            if adversary.kind == "pgd":
+            if validating:
+                scores = model(now[None])[0]
+                loss = max(scores[k] for k in range(len(scores)) if k != label) - scores[label]
+            elif adversary.kind == "pgd":
                 loss = -probabilities[label].log()
             else:
                 loss = (clean * (clean.log() - probabilities.log())).sum()
@@ -209,7 +214,7 @@ def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
     for images, labels, key in zip(data.images.split(16), data.labels.split(16), validator.keys, strict=True):
         x = images.float() / 255
         start = hashed_start(x, key, 16 / 255)
-        attacked = attacked_by_hand(model, x, labels, start, Adversary(eps=16.0, step_size=4.0, steps=10))
+        attacked = attacked_by_hand(model, x, labels, start, Adversary(eps=16.0, step_size=4.0, steps=10), True)
         right += int((model.eval()(attacked).argmax(1) == labels).sum())
     assert validator.accuracy() == pytest.approx(100 * right / 20, abs=5.1)
 

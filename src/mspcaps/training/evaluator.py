@@ -14,7 +14,7 @@ from mspcaps.data.folder import iterate_batches
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
 from mspcaps.models.layers import dropout_keys
-from mspcaps.training.adversary import Attack
+from mspcaps.training.adversary import Attack, lead
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import Engine
 from mspcaps.training.loader import WORKERS
@@ -110,8 +110,8 @@ def make_validator(
 class RobustEvaluator(Evaluator):
     """`accuracy()` in percent of images that the model names rightly under attack.
 
-    Ten steps of a quarter of eps up the cross-entropy, whatever the model is trained against, from the same random
-    start every time; in batches of the training step, whose backward pass is known to fit.
+    Ten steps of a quarter of eps that raise the best other class over the true one, whatever the model is trained
+    against, from the same random start every time; in batches of the training step, whose backward pass fits.
     """
 
     def __init__(
@@ -119,8 +119,9 @@ class RobustEvaluator(Evaluator):
         adversary: Adversary, batch: int,
     ) -> None:  # fmt: skip
         super().__init__(model, data, device, engine, autocast, batch)
-        ten_steps = replace(adversary, kind="pgd", step_size=adversary.eps / 4, steps=10)
-        self.attack = Attack(model, ten_steps, compile_once if engine != "eager" else lambda function: function)
+        ten_steps = replace(adversary, step_size=adversary.eps / 4, steps=10)
+        compiled = compile_once if engine != "eager" else lambda function: function
+        self.attack = Attack(model, ten_steps, compiled, lead)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # of the starts, one per batch
 
