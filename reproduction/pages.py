@@ -13,7 +13,7 @@ from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
-from reproduction import claims, paper
+from reproduction import claims, paper, robustness
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
 from reproduction.significance import Difference, signed
@@ -54,7 +54,10 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
         chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
         found[root / "docs" / "ablations" / "collapse.svg"] = chart
+    if chart := values["robustness"]["figure"]:
+        found[root / "docs" / "robustness.svg"] = chart
     for name, blocks in {
+        "docs/robustness.md": {"robustness": "robustness"},
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
@@ -126,6 +129,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "later": claims.later_seeds(report.compared, LATER), "later_commit": LATER,
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks),
+        "robustness": robustness.values_of(results),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "table_of": table_of, "baselines_of": baselines_of, "trial_table": trial_table,
         "runs_table": lines(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
@@ -330,12 +334,12 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements, training before inference, small models first, GPUs before CPUs."""
-    order, found = ("train", "infer"), []
+    """All measurements: training, inference, attacks; GPUs before CPUs, small models first."""
+    order, found = ("train", "infer", "attack"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:
-            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench train` or `infer`")
+            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`")
         found.append(result)
     key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
         order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import mspcaps
+from mspcaps.evaluation.attacks import METHODS, OBJECTIVES
+from mspcaps.evaluation.attacks.diagnostics import LARGE
 from mspcaps.models import registry, summarize
 from mspcaps.training import Recipe, load_recipe, train, trainer
 from mspcaps.training.ledger import find_run
@@ -126,3 +128,26 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
     assert names["own"].name == "my pictures" and names["loss"].item() > 0
     assert names["other"].config["num_classes"] == 5 and names["result"].recipe.name == "quickstart+epochs=1"
     assert names["again"].metadata["classes"] == list(names["data"].classes)
+
+
+def test_the_code_about_robustness_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    data = mspcaps.load_dataset("fashionmnist_sample", "test", img_size=32)
+    names: dict[str, Any] = {"mspcaps": mspcaps, "torch": torch, "data": data}
+    for code in blocks("python", page("robustness.md")):
+        exec(code, names)
+    assert names["found"].n == 20 and (names["adversarial"] - names["x"]).abs().max() <= 8 / 255 + 1e-6
+
+
+def test_the_attacks_and_objectives_that_the_page_names() -> None:
+    text = page("robustness.md")
+    for table, known in (
+        ("| name | what it does | sees gradients |", {name: method.white_box for name, method in METHODS.items()}),
+        ("| name | of scores z and the true class y |", dict.fromkeys([*OBJECTIVES, "targeted_dlr"])),
+    ):
+        rows = text.partition(table)[2].partition("\n\n")[0].strip().splitlines()[1:]
+        assert [re.findall(r"`(\w+)`", row)[0] for row in rows] == list(known)
+        assert all(
+            seen is None or row.endswith("yes |") == seen for row, seen in zip(rows, known.values(), strict=True)
+        )
+    assert f"{METHODS['apgd'].steps} steps" in text and f"{METHODS['square'].steps:,} queries" in text
+    assert f"a large eps ({LARGE:g})" in text

@@ -6,14 +6,14 @@ from mspcaps.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from mspcaps.data import load_dataset
-    from mspcaps.evaluation import evaluate, predict
+    from mspcaps.evaluation import attack, evaluate, predict
     from mspcaps.explanation import explain
     from mspcaps.export import export_model, from_pretrained, push_to_hub, save_pretrained
     from mspcaps.models import create_model, list_models, list_pretrained, load_model
     from mspcaps.training import Recipe, list_recipes, load_recipe, train
 
 __all__ = [
-    "Recipe", "create_model", "evaluate", "explain", "export_model", "from_pretrained", "list_models",
+    "Recipe", "attack", "create_model", "evaluate", "explain", "export_model", "from_pretrained", "list_models",
     "list_pretrained", "list_recipes", "load_dataset", "load_model", "load_recipe", "predict", "push_to_hub",
     "save_pretrained", "train",
 ]  # fmt: skip
@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 # `import mspcaps` alone does not even import torch.
 _NAMES = {
     "data": ("load_dataset",),
-    "evaluation": ("evaluate", "predict"),
+    "evaluation": ("attack", "evaluate", "predict"),
     "explanation": ("explain",),
     "export": ("export_model", "from_pretrained", "push_to_hub", "save_pretrained"),
     "models": ("create_model", "list_models", "list_pretrained", "load_model"),

@@ -102,6 +102,14 @@ def to_utf8(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
+def weights_name(weights: str | Path) -> str:
+    """What to call weights: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
+    path = Path(weights)
+    if path.suffix != ".safetensors":
+        return path.name
+    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, read in pieces."""
     digest = hashlib.sha256()

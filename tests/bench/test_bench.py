@@ -8,14 +8,14 @@ import time
 import pytest
 import torch
 
-from mspcaps.bench import bench_infer, bench_train, infer, tables, write_result
+from mspcaps.bench import attack, bench_attack, bench_infer, bench_train, infer, tables, write_result
 from mspcaps.bench.packed import PackedRuns, pack, pack_sweep
 from mspcaps.bench.result import slug, yardstick
 from mspcaps.bench.tables import busy_note, number
 from mspcaps.bench.timing import Effort, Timing, quantile, time_interleaved
 from mspcaps.bench.variants import AugmentedPictures, EagerReference, EngineRun, Task, random_crop
 from mspcaps.cli import main
-from mspcaps.data import Augmentation
+from mspcaps.data import Augmentation, load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.files import format_duration
 from mspcaps.models import summarize
@@ -292,3 +292,27 @@ def test_a_folder_that_cannot_be_written_into_is_found_before_anything_is_measur
     assert main(["bench", "infer", "--quick", "--results", str(tmp_path / "file")]) == 2
     said = capsys.readouterr()
     assert said.out == "" and str(tmp_path / "file" / "bench") in said.err
+
+
+def test_attacks_beside_foolbox(monkeypatch, tmp_path):
+    pytest.importorskip("foolbox", reason="nothing to compare with")
+    data = load_dataset("fashionmnist_sample", "test", 32).subset(slice(0, 30))
+    monkeypatch.setattr(attack, "DATA", "fashionmnist")
+    monkeypatch.setattr(attack, "load_dataset", lambda name, split: data)
+    result = bench_attack("mspcaps_t", CPU, batch_size=8, quick=True)
+    ours, theirs = result["variants"]["ours"], result["variants"]["foolbox"]
+    assert result["images"] == 20 and ours["fooled"] >= theirs["fooled"] > 5
+    assert ours["images_per_second"] == pytest.approx(20 / ours["seconds"]["median"], rel=0.6)
+    (head, rows), notes = tables.result_tables(result)[0][0], tables.result_tables(result)[1]
+    assert len(rows) == 2 and all(len(row) == len(head) for row in rows) and "foolbox 3" in " ".join(notes)
+    assert json.loads(write_result(tmp_path, result).read_text()) == result
+    monkeypatch.setitem(sys.modules, "foolbox", None)
+    alone = bench_attack("mspcaps_t", CPU, batch_size=10, quick=True)
+    assert list(alone["variants"]) == ["ours"] and "foolbox" in alone["unavailable"] and "ratios" not in alone
+    assert "foolbox" in tables.result_tables(alone)[1][-1]
+
+
+@pytest.mark.parametrize(("options", "value"), [({"model": "mspcaps_t_dr"}, "mspcaps_t_dr"), ({"batch_size": 0}, "0")])
+def test_attacks_that_cannot_be_timed(options, value):
+    with pytest.raises(MspcapsError, match=value):
+        bench_attack(**{"device": CPU, "quick": True, **options})

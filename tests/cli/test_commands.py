@@ -270,3 +270,32 @@ def test_small_words():
     assert [clock(s) for s in (9, 75, 3675)] == ["0:09", "1:15", "1:01:15"]
     assert [format_bytes(n) for n in (12, 1500, 692_000, 21_900_000)] == ["12 B", "1.5 kB", "692 kB", "21.9 MB"]
     assert [parse_duration(t) for t in ("90", "540s", "9m", "1.5h")] == [90, 540, 540, 5400]
+
+
+def test_attack_prints_a_table_and_keeps_the_result(place, say):
+    draw(place / "pictures")
+    weights = trained(place / "w.safetensors")
+    spoken = say(
+        "attack", weights, "--data", "pictures", "--split", "all", "--eps", "8/255", "0.1", "--attacks", "fgsm",
+        "bim-2:cw", "--images", "8", "--results", "out",
+    )  # fmt: skip
+    assert spoken.status == 0, spoken.err
+    stored = json.loads((place / "out" / "robustness" / "attack-w-pictures-8.json").read_text())
+    assert [curve["attack"] for curve in stored["curves"]] == ["fgsm", "bim"] and stored["images"] == 8
+    shown = [f"{point['accuracy']:.2f} %" for curve in stored["curves"] for point in curve["points"]]
+    assert all(cell in spoken.out for cell in shown) and "eps 8/255" in spoken.out and "eps 0.1" in spoken.out
+    assert stored["environment"]["device"] and (place / "out" / "robustness" / "attack-w-pictures-8.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        (["--eps", "-1/255"], "-0.0039"), (["--eps", "8/zero"], "8/zero"), (["--attacks", "pgd:hinge"], "hinge"),
+        (["--attacks", "deepfool"], "deepfool"), (["--images", "0"], "0"),
+    ],
+)  # fmt: skip
+def test_attacks_that_make_no_sense(options, value, place, say):
+    draw(place / "pictures")
+    weights = trained(place / "w.safetensors")
+    spoken = say("attack", str(weights), "--data", "pictures", *options)
+    assert spoken.status == 2 and value in spoken.err and spoken.err.count("\n") == 1

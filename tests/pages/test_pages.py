@@ -2,6 +2,7 @@
 
 import base64
 import io
+from xml.etree import ElementTree
 
 import jinja2
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mspcaps.pages import PREFIX, Bar, image_url, macro, render
-from mspcaps.pages.charts import confusion_chart, log_ticks, nice_ticks
+from mspcaps.pages.charts import Curve, confusion_chart, log_ticks, nice_ticks, panels_chart
 from tests.pages.html_checks import assert_self_contained
 
 
@@ -40,3 +41,17 @@ def test_charts():
     assert log_ticks(0.09, 2.8) == pytest.approx([0.03, 0.1, 0.3, 1, 3])
     assert confusion_chart([[1, 0], [3, 0]], ["a", "b"]).count('<text class="count') == 2
     assert confusion_chart([[0] * 100 for _ in range(100)], ["x"] * 100).count("<g>") == 10_000
+
+
+def test_curves_side_by_side():
+    lines = [Curve("a < b", [(0.0, 90.0), (0.1, 40.0)]), Curve("c", [(0.0, 80.0), (0.05, 0.0)], dashed=True)]
+    svg = ElementTree.fromstring(panels_chart({"one": lines, "two": lines[:1]}, "all & more", "x", "y"))
+    name = "{http://www.w3.org/2000/svg}%s"
+    found = svg.findall(name % "polyline")
+    points = [[tuple(map(float, p.split(","))) for p in line.get("points", "").split()] for line in found]
+    assert [line.get("class") for line in found] == ["line c0", "line c1 dashed", "line c0"]
+    (left, high), (right, low) = points[0]
+    assert left < right and high < low and points[2][0][0] > right, "eps grows to the right, accuracy upwards"
+    assert points[1][1][0] == pytest.approx((left + right) / 2, abs=0.1)
+    texts = ["".join(text.itertext()) for text in svg.iter(name % "text")]
+    assert {"one", "two", "a < b", "c", "x", "y", "100"} <= set(texts)

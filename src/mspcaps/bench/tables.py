@@ -12,6 +12,8 @@ def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
     """The tables of a result and the notes below them."""
     if result["what"] == "train":
         return training_tables(result), training_notes(result)
+    if result["what"] == "attack":
+        return attack_tables(result), attack_notes(result)
     return inference_tables(result), inference_notes(result)
 
 
@@ -107,6 +109,33 @@ def inference_notes(result: dict[str, Any]) -> list[str]:
     ]
     notes += busy_note(environment)
     return notes + [f"Without {form}: {why}" for form, why in result["unavailable"].items()]
+
+
+def attack_tables(result: dict[str, Any]) -> list[Table]:
+    head = ("attack", f"seconds for {result['images']:,} images", "range", "images/s", "fooled")
+    rows: Rows = []
+    for name, variant in result["variants"].items():
+        seconds = variant["seconds"]
+        rows.append((
+            f"{result['model']}, {name}", number(seconds["median"]),
+            f"{number(seconds['lowest'])} - {number(seconds['highest'])}", f"{variant['images_per_second']:,.0f}",
+            f"{variant['fooled']:,}",
+        ))  # fmt: skip
+    return [(head, rows)]
+
+
+def attack_notes(result: dict[str, Any]) -> list[str]:
+    environment, ratio = result["environment"], result.get("ratios", {}).get("ours_vs_foolbox")
+    software = environment["software"]
+    versions = ", ".join(f"{name} {software[name]}" for name in ("torch", "foolbox") if name in software)
+    return [
+        *([f"Foolbox takes {number(ratio)} times as long as ours in its faster form."] if ratio else []),
+        f"BIM with {result['steps']} steps and eps 8/255 on test images of CIFAR-10; batch size "
+        f"{result['batch_size']:,}; PyTorch's default precision.",
+        f"Device: {environment['device']}; {versions}.",
+        *busy_note(environment),
+        *(f"Without {name}: {why}" for name, why in result["unavailable"].items()),
+    ]
 
 
 def busy_note(environment: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from mspcaps import __version__
-from mspcaps.cli import commands, datasets, training
+from mspcaps.cli import attacks, commands, datasets, training
 from mspcaps.errors import MspcapsError, nearest, reason
 
 Command = Callable[..., int | None]
@@ -28,6 +28,7 @@ COMMANDS: Table = {
     "train": training.train,
     "sweep": training.sweep,
     "eval": commands.evaluate,
+    "attack": attacks.attack,
     "predict": commands.predict,
     "explain": commands.explain,
     "export": commands.export,

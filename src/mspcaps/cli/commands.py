@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.common import Maybe, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
-from mspcaps.files import check_writable, format_bytes
+from mspcaps.files import check_writable, format_bytes, weights_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -250,14 +250,6 @@ def explain(
         )
 
 
-def weights_name(weights: str) -> str:
-    """What to call them: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
-    path = Path(weights)
-    if path.suffix != ".safetensors":
-        return path.name
-    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name
-
-
 def export(
     weights: Positional[str],
     out: Positional[Path],
@@ -291,7 +283,7 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer"]],
+    what: Positional[Literal["train", "infer", "attack"]],
     model: str = "mspcaps_t",
     batch_size: Maybe[int] = None,
     scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -300,22 +292,22 @@ def bench(
     device: Maybe[str] = None,
     results: Path = Path("results"),
 ) -> None:
-    """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
+    """Measure speed on this machine beside a reference in the same run: eager PyTorch and a ResNet, or foolbox.
 
     Args:
-        what: train measures training steps, infer the forward pass.
+        what: train measures training steps, infer the forward pass, attack a 10-step attack with shipped weights.
         model: Model name, as listed by `mspcaps models`.
-        batch_size: Images per step, 128 by default. For infer: the largest batch to try.
+        batch_size: Images per step, 128 by default. For infer: the largest batch to try. For attack: images at a time.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu or cuda; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_attack, bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
-    if what == "infer" and (scaling or packed is not None):
+    if what != "train" and (scaling or packed is not None):
         raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
@@ -323,7 +315,8 @@ def bench(
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
     else:
-        result = bench_infer(model, chosen, batch_size, quick, log)
+        measure = bench_infer if what == "infer" else bench_attack
+        result = measure(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))

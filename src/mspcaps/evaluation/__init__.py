@@ -7,11 +7,18 @@ from mspcaps.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
+    from mspcaps.evaluation.attacks import attack
     from mspcaps.evaluation.load import load_for
+    from mspcaps.evaluation.robustness import Robustness
 
-__all__ = ["Evaluation", "Prediction", "confidence", "evaluate", "load_for", "predict", "stream_predictions"]
+__all__ = [
+    "Evaluation", "Prediction", "Robustness", "attack", "confidence", "evaluate", "load_for", "predict",
+    "stream_predictions",
+]  # fmt: skip
 
 # These need torch, the rest does not.
-__getattr__ = lazy_attributes(
-    __name__, {"Evaluation": "accuracy", "confidence": "accuracy", "evaluate": "accuracy", "load_for": "load"}
-)
+_HOMES = {
+    "Evaluation": "accuracy", "Robustness": "robustness", "attack": "attacks", "confidence": "accuracy",
+    "evaluate": "accuracy", "load_for": "load",
+}  # fmt: skip
+__getattr__ = lazy_attributes(__name__, _HOMES)

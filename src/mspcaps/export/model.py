@@ -81,7 +81,7 @@ class OnnxModule(nn.Module):
         self.metadata = {"classes": list(task.classes), **recipe}
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(self.file(x.numpy()))
+        return torch.from_numpy(self.file(x.detach().numpy()))
 
 
 def load_onnx(path: str | Path) -> OnnxModule:

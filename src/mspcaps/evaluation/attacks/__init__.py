@@ -1,7 +1,18 @@
-"""Attacks: images changed within a budget so that a model errs. One file each."""
+"""Attacks: images changed within a budget so that a model errs. One file each, and one signature:
 
+attack(model, x, y, eps, objective, ...) -> images at most eps away from x, in [0, 1]
+"""
+
+from mspcaps.evaluation.attacks.apgd import apgd
 from mspcaps.evaluation.attacks.fgsm import fgsm
 from mspcaps.evaluation.attacks.objectives import OBJECTIVES
+from mspcaps.evaluation.attacks.pgd import bim, pgd
+from mspcaps.evaluation.attacks.square import square
 from mspcaps.evaluation.attacks.steps import pgd_steps, random_start
+from mspcaps.evaluation.attacks.suite import METHODS, Trial, attack
+from mspcaps.evaluation.attacks.votes import has_votes, vote_attack
 
-__all__ = ["OBJECTIVES", "fgsm", "pgd_steps", "random_start"]
+__all__ = [
+    "METHODS", "OBJECTIVES", "Trial", "apgd", "attack", "bim", "fgsm", "has_votes", "pgd", "pgd_steps", "random_start",
+    "square", "vote_attack",
+]  # fmt: skip

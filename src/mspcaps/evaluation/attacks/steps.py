@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mspcaps.errors import MspcapsError
+
 LossFunction = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> scalar to ascend
 
 
@@ -27,7 +29,14 @@ def gradient(loss_fn: LossFunction, x: Tensor) -> Tensor:
     """Of the loss in the pixels; parameters get none."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(loss_fn(x), x)[0]
+        loss = loss_fn(x)
+        (slope,) = torch.autograd.grad(loss, x, allow_unused=True) if loss.requires_grad else (None,)
+    if slope is None:
+        raise MspcapsError(
+            "the model's scores have no gradient in the pixels: it detaches or quantises them, or runs outside of "
+            "PyTorch; attack it with square"
+        )
+    return slope
 
 
 def random_start(x: Tensor, eps: float, generator: torch.Generator | None = None) -> Tensor:

@@ -1,0 +1,121 @@
+"""`mspcaps bench attack`: seconds of a 10-step attack on test images of CIFAR-10, ours and foolbox's, in one run."""
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.bench.result import environment
+from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
+from mspcaps.data import load_dataset
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.accuracy import full_precision
+from mspcaps.evaluation.attacks import bim
+from mspcaps.models import list_pretrained, load_model
+
+DATA, EPS, STEPS = "cifar10", 8 / 255, 10
+ON_CPU, QUICK = 500, 20  # images
+CONVENTIONS = {
+    "attack": "BIM: 10 steps of eps / 10 from the image itself, eps 8/255, along the sign of the cross-entropy's "
+    "gradient; the same for both, with the same batches",
+    "precision": "PyTorch's default: fp32, and on a GPU TF32 in convolutions",
+    "forms": "ours and foolbox: the model as load_model gives it; compiled (GPU): torch.compile of it, its parameters "
+    "frozen, since a compiled backward pass would compute their gradients for nothing",
+    "seconds": "for all images, those included that the model gets wrong anyway; median, runs interleaved",
+    "fooled": "images that the model gets wrong after the attack, in fp32",
+}
+
+
+class Attack(Timed):
+    """One attack on all images, batch by batch."""
+
+    def __init__(self, attack: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, batch_size: int) -> None:
+        self.attack, self.batches = attack, list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+
+    def __call__(self) -> list[Tensor]:
+        return [self.attack(x, y) for x, y in self.batches]
+
+    def fooled(self, model: nn.Module) -> int:
+        found = zip(self(), self.batches, strict=True)
+        with torch.no_grad(), full_precision(self.batches[0][0].device):
+            return sum(int((model(images).argmax(1) != y).sum()) for images, (_, y) in found)
+
+
+def bench_attack(
+    model: str = "mspcaps_t",
+    device: torch.device | None = None,
+    batch_size: int | None = None,
+    quick: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measure, with the shipped weights of the model for CIFAR-10."""
+    device = device or torch.device("cpu")
+    if batch_size is not None and batch_size < 1:
+        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    weights = f"{model}.{DATA}"
+    if weights not in list_pretrained():
+        raise MspcapsError(f"an attack needs trained weights, and none of {model} for {DATA} are shipped")
+    size = batch_size or (2500 if device.type == "cuda" else 50)
+    around = environment(device)
+    trained = load_model(weights).to(device)
+    count = QUICK if quick else None if device.type == "cuda" else ON_CPU
+    data = load_dataset(DATA, "test")
+    x, y = (t[:count].to(device) for t in (data.images, data.labels))
+    x = x.float() / 255
+    result: dict[str, Any] = {
+        "what": "attack", "model": model, "quick": quick, "environment": around, "conventions": CONVENTIONS,
+        "images": len(x), "batch_size": size, "steps": STEPS,
+    }  # fmt: skip
+    works = {"ours": Attack(lambda x, y: bim(trained, x, y, EPS, steps=STEPS), x, y, size)}
+    if device.type == "cuda" and not quick:
+        compiled = load_model(weights).to(device).requires_grad_(False)
+        compiled.compile(dynamic=False)
+        works["ours, compiled"] = Attack(lambda x, y: bim(compiled, x, y, EPS, steps=STEPS), x, y, size)
+    result["unavailable"] = {}
+    try:
+        works["foolbox"] = Attack(foolbox_bim(trained, device), x, y, size)
+        around["software"]["foolbox"] = importlib.metadata.version("foolbox")
+    except MspcapsError as error:
+        result["unavailable"]["foolbox"] = str(error)
+    for name in works:
+        log(f"{STEPS} steps on {len(x):,} images, {name}")
+    effort = Effort(repeats=2 if quick else 3 if device.type == "cpu" else 5, seconds=0.0, warmup=1)
+    timings = time_interleaved(works, device, effort)
+    result["variants"] = {
+        name: {
+            "seconds": {key: significant(value / 1000) for key, value in bounds(timings[name].samples).items()},
+            "images_per_second": significant(1000 * len(x) / timings[name].median),
+            "fooled": work.fooled(trained),
+        }
+        for name, work in works.items()
+    }
+    if "foolbox" in works:
+        ours = min(timings[name].median for name in works if name != "foolbox")
+        result["ratios"] = {"ours_vs_foolbox": round(timings["foolbox"].median / ours, 3)}
+    return result
+
+
+def bounds(samples: tuple[float, ...]) -> dict[str, float]:
+    return {"median": sorted(samples)[len(samples) // 2], "lowest": min(samples), "highest": max(samples)}
+
+
+def foolbox_bim(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """Foolbox's own, with the same settings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it imports from a place that SciPy has given up
+            import foolbox
+    except ImportError as error:
+        raise MspcapsError(
+            "foolbox is not installed, so there is nothing to compare with: pip install foolbox"
+        ) from error
+    target = foolbox.PyTorchModel(model, bounds=(0, 1), device=device)
+    attack = foolbox.attacks.LinfBasicIterativeAttack(rel_stepsize=1 / STEPS, steps=STEPS, random_start=False)
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return attack(target, x, y, epsilons=EPS)[1]
+
+    return run

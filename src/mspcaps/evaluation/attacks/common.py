@@ -1,0 +1,129 @@
+"""What the attacks share: checked input, images found so far, random numbers that belong to an image."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import check_floating, check_labels, hash_words, in_eval_mode
+
+Scores = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> [b, K]
+
+
+def check_eps(eps: float) -> None:
+    if not (math.isfinite(eps) and 0 <= eps <= 1):
+        raise MspcapsError(f"eps is {eps}, but must lie between 0 and 1, such as 8/255")
+
+
+def check_images(x: Tensor) -> None:
+    """Refuses what is not a batch of images in [0, 1]: a budget in pixel units would mean nothing."""
+    check_floating(x)
+    if x.ndim != 4 or not len(x):
+        raise MspcapsError(f"images must be a batch [b, channels, height, width], not {tuple(x.shape)}")
+    low, high = (float(value) for value in x.aminmax())
+    if not (low >= 0 and high <= 1):
+        raise MspcapsError(
+            f"images run from {low:g} to {high:g}, but must lie in [0, 1]: normalise them inside the model"
+        )
+
+
+@contextlib.contextmanager
+def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Iterator[int]:
+    """Checks everything and gives the number of classes. Meanwhile the model is in eval mode, without autocast:
+    BatchNorm must not mix the images of a batch, nor learn from them. On a GPU convolutions may use TF32, PyTorch's
+    default; `full_precision` around the call forbids it."""
+    check_eps(eps)
+    check_images(x)
+    with in_eval_mode(model), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad():
+            scores = model(x[:1])
+        if scores.ndim != 2 or scores.shape[1] < 2:
+            raise MspcapsError(f"the model must give scores [b, classes], not {tuple(scores.shape)} for one image")
+        check_labels(y.cpu(), scores.shape[1])
+        if len(y) != len(x):
+            raise MspcapsError(f"{len(x)} images need as many labels, not {len(y)}")
+        yield scores.shape[1]
+
+
+class Found:
+    """For every image the first version of it that the model gets wrong, or else the last one that was tried."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.y, self.images = y, x.detach()
+        self.fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+
+    def see(self, images: Tensor, scores: Tensor) -> None:
+        """Without a wait for the device."""
+        self.images = torch.where(spread(self.fooled), self.images, images.detach())
+        self.fooled = self.fooled | (scores.detach().argmax(1) != self.y)
+
+    def put(self, index: Tensor, other: "Found") -> None:
+        """What an attempt on some of the images found."""
+        self.images = self.images.index_copy(0, index, other.images)
+        self.fooled = self.fooled.index_copy(0, index, other.fooled)
+
+    def left(self) -> Tensor:
+        """Numbers of the images that still stand."""
+        return (~self.fooled).nonzero().squeeze(1)
+
+
+def spread(values: Tensor) -> Tensor:
+    """[b] -> [b, 1, 1, 1]"""
+    return values.view(-1, 1, 1, 1)
+
+
+Attempt = Callable[[Tensor, Tensor, "Draws"], Found]  # images, labels, random numbers
+
+
+def attempts(tries: Iterable[Attempt], scores: Scores, x: Tensor, y: Tensor, draws: "Draws") -> Tensor:
+    """Each try on those images that none before it fooled; what the model gets wrong anyway stays as it is."""
+    found = Found(x, y)
+    with torch.no_grad():
+        found.see(x, scores(x))
+    for attempt in tries:
+        left = found.left()
+        if not len(left):
+            break
+        found.put(left, attempt(x[left], y[left], draws.of(left)))
+    return found.images
+
+
+class Draws:
+    """Random numbers of each image: a hash of (seed, number of the image, draw, place), on the device.
+
+    So what an image meets does not depend on the batch that it is in, nor on what became of the others.
+    """
+
+    def __init__(self, seed: int, numbers: Tensor) -> None:
+        key = torch.tensor([[seed & 0x7FFFFFFF]], device=numbers.device)
+        self.keys = wide_key(hash_words(key | key << 32, numbers[:, None] * 2 + numbers.new_tensor([0, 1])))  # [b, 1]
+
+    @classmethod
+    def for_images(cls, seed: int, x: Tensor, numbers: Tensor | None) -> "Draws":
+        """Without numbers the images of a batch are numbered from 0."""
+        return cls(seed, torch.arange(len(x), device=x.device) if numbers is None else numbers.to(x.device))
+
+    def of(self, index: Tensor) -> "Draws":
+        """Those of some of the images."""
+        part = Draws.__new__(Draws)
+        part.keys = self.keys[index]
+        return part
+
+    def uniform(self, draw: int, count: int) -> Tensor:
+        """-> [b, count] in [0, 1)"""
+        pair = torch.arange(2 * draw, 2 * draw + 2, device=self.keys.device)  # no copy that the device waits for
+        key = wide_key(hash_words(self.keys, pair))
+        words = hash_words(key, torch.arange(count, device=self.keys.device))
+        return (words >> 8).float() / 2**24
+
+    def within(self, x: Tensor, draw: int) -> Tensor:
+        """-> like x, in [-1, 1)"""
+        return (2 * self.uniform(draw, x[0].numel()) - 1).view(x.shape).to(x.dtype)
+
+
+def wide_key(words: Tensor) -> Tensor:
+    """Two words [b, 2] -> one key of 63 bits [b, 1]."""
+    return words[:, :1] | (words[:, 1:] >> 1) << 32

@@ -1,0 +1,278 @@
+"""Several attacks with several budgets on a model and a set of images: `mspcaps.attack` and `mspcaps attack`."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mspcaps.data import FolderImages, ImageSet, load_dataset
+from mspcaps.data.imageset import to_float
+from mspcaps.errors import MspcapsError, first_line
+from mspcaps.evaluation.accuracy import all_scores, check_fit, check_pair, full_precision, placement
+from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
+from mspcaps.evaluation.attacks.common import check_eps
+from mspcaps.evaluation.attacks.fgsm import fgsm
+from mspcaps.evaluation.attacks.objectives import OBJECTIVES, find_objective
+from mspcaps.evaluation.attacks.pgd import bim, pgd
+from mspcaps.evaluation.attacks.square import square
+from mspcaps.evaluation.attacks.steps import gradient
+from mspcaps.evaluation.attacks.votes import has_votes, vote_attack
+from mspcaps.evaluation.load import load_for
+from mspcaps.evaluation.robustness import Bits, Caution, Curve, Point, Robustness
+from mspcaps.files import ProgressFn, no_progress, sha256_of, weights_name
+from mspcaps.models import as_model, unwrapped, weights_path
+from mspcaps.models.layers import check_labels, in_eval_mode
+
+EPS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
+ATTACKS = ("fgsm", "pgd", "apgd")
+BATCH = {"cpu": 50}  # images at a time: small enough there for the bar to move
+BATCH_ELSEWHERE = 2500
+
+
+@dataclass(frozen=True)
+class Method:
+    """How an attack is called, and what it does if nobody says otherwise."""
+
+    run: Callable[..., Tensor]
+    objective: str
+    steps: int
+    white_box: bool = True
+    random: bool = True  # takes restarts, seed and the numbers of the images
+
+
+METHODS = {
+    "fgsm": Method(fgsm, "cross_entropy", 1, random=False),
+    "bim": Method(bim, "cross_entropy", 10, random=False),
+    "pgd": Method(pgd, "cross_entropy", 20),
+    "apgd": Method(apgd, "cross_entropy", 100),
+    "square": Method(square, "cw", 5000, white_box=False),
+    "votes": Method(vote_attack, "cross_entropy", 20),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An attack with its settings, written NAME[-STEPS][:OBJECTIVE], such as pgd-50:cw."""
+
+    name: str
+    objective: str
+    steps: int
+    restarts: int = 1
+
+    @classmethod
+    def parse(cls, text: str, restarts: int = 1) -> "Trial":
+        match = re.fullmatch(r"([a-z]+)(?:-(\d+))?(?::([a-z_]+))?", text)
+        if match is None or match[1] not in METHODS:
+            raise MspcapsError(
+                f"there is no attack {text!r}: write NAME, NAME-STEPS or NAME-STEPS:OBJECTIVE, such as pgd-50:cw; the "
+                f"names are {', '.join(METHODS)}"
+            )
+        method = METHODS[match[1]]
+        steps, objective = int(match[2] or method.steps), match[3] or method.objective
+        if steps < 1 or restarts < 1 or (match[1] == "fgsm" and steps != 1):
+            raise MspcapsError(f"{text!r} with {restarts} restarts: FGSM takes one step, the others at least one")
+        if objective not in OBJECTIVES and (match[1], objective) != ("apgd", TARGETED):
+            choices = ", ".join((*OBJECTIVES, TARGETED) if match[1] == "apgd" else OBJECTIVES)
+            raise MspcapsError(f"unknown objective {objective!r} for {match[1]}: choose one of {choices}")
+        return cls(match[1], objective, steps, restarts if method.random else 1)
+
+    @property
+    def method(self) -> Method:
+        return METHODS[self.name]
+
+    def run(self, model: nn.Module, x: Tensor, y: Tensor, eps: float, seed: int, numbers: Tensor) -> Tensor:
+        """-> adversarial images; `numbers` [b] are those of the images in their set."""
+        options: dict[str, Any] = {} if self.name == "fgsm" else {"steps": self.steps}
+        if self.method.random:
+            options |= {"restarts": self.restarts, "seed": seed, "numbers": numbers}
+        return self.method.run(model, x, y, eps, self.objective, **options)
+
+
+@dataclass
+class Target:
+    """A model and images, and which of them it gets right: those that are attacked."""
+
+    model: nn.Module
+    images: Tensor  # uint8, or floats in [0, 1]
+    labels: Tensor
+    clean: Bits
+    batch_size: int
+    seed: int
+
+    def some(self, count: int) -> "Target":
+        """The first images that the model gets right."""
+        chosen = torch.from_numpy(self.clean.nonzero()[0][:count])
+        clean = np.ones(len(chosen), dtype=bool)
+        return Target(self.model, self.images[chosen], self.labels[chosen], clean, self.batch_size, self.seed)
+
+    def batch(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        device, dtype = placement(self.model)
+        return to_float(self.images[numbers].to(device)).to(dtype), self.labels[numbers].to(device)
+
+    def batches(self, mask: Bits) -> Sequence[Tensor]:
+        """Numbers of the images where the mask is true."""
+        return torch.from_numpy(mask.nonzero()[0]).split(self.batch_size) if mask.any() else ()
+
+    def survivors(
+        self, trial: Trial, eps: float, among: Bits | None = None, source: nn.Module | None = None,
+        tick: Callable[[int], None] = lambda images: None,
+    ) -> Bits:  # fmt: skip
+        """Which images the model still gets right, `among` those given (default: all that it gets right unattacked).
+        With a `source` the attack is on that model, and transferred."""
+        survived = np.zeros(len(self.clean), dtype=bool)
+        for numbers in self.batches(self.clean if among is None else among):
+            x, y = self.batch(numbers)
+            numbered = numbers.to(x.device)
+            found = trial.run(source or self.model, x, y, eps, self.seed, numbered)
+            right = self.judge(trial, x, found, y, eps)
+            if x.is_cuda and source is None:
+                # The search rounds to TF32, and what fools by a hair there need not do so in fp32.
+                close = (right & (self.scores(found, rounded=True).argmax(1) != y)).nonzero().squeeze(1)
+                if len(close):
+                    with full_precision(x.device):
+                        again = trial.run(self.model, x[close], y[close], eps, self.seed, numbered[close])
+                    right[close] = self.judge(trial, x[close], again, y[close], eps)
+            survived[numbers.numpy()] = right.cpu().numpy()
+            tick(len(numbers))
+        return survived
+
+    def judge(self, trial: Trial, x: Tensor, found: Tensor, y: Tensor, eps: float) -> Tensor:
+        """Which of the images found for x the model gets right, in full precision."""
+        off = float((found - x).abs().max())
+        if off > eps + 1e-6 or not (found.min() >= 0 and found.max() <= 1):
+            raise MspcapsError(f"{trial.name} left its bounds: it moved a pixel by {off:g} with eps {eps:g}")
+        return self.scores(found).argmax(1) == y
+
+    @torch.no_grad()
+    def scores(self, x: Tensor, rounded: bool = False) -> Tensor:
+        """In full precision, or as the search computes them."""
+        precision = torch.autocast(x.device.type, enabled=False) if rounded else full_precision(x.device)
+        with in_eval_mode(self.model), precision:
+            return self.model(x)
+
+    def zero_gradients(self, objective: str) -> float:
+        """Share of the images that the model gets right whose gradient is exactly zero in every pixel."""
+        zero = total = 0
+        name = "dlr" if objective == TARGETED else objective
+        for numbers in self.batches(self.clean):
+            x, y = self.batch(numbers)
+            with in_eval_mode(self.model), full_precision(x.device):
+                loss = find_objective(name, self.model(x[:1]).shape[1])
+                slope = gradient(lambda images: loss(self.model(images), y).sum(), x)  # noqa: B023 - called at once
+            zero += int((slope.flatten(1) == 0).all(1).sum())
+            total += len(numbers)
+        return zero / total if total else 0.0
+
+
+def attack(
+    model: nn.Module | str | Path,
+    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path | None = None,
+    eps: float | Sequence[float] = EPS,
+    attacks: str | Sequence[str] | None = None,
+    *,
+    restarts: int = 1,
+    images: int | None = None,
+    split: str = "test",
+    seed: int = 0,
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    surrogate: nn.Module | str | Path | None = None,
+    check: bool = True,
+    progress: ProgressFn = no_progress,
+) -> Robustness:
+    """Measure what attacks leave of a model's accuracy, and whether the figures can be trusted.
+
+    `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
+    `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
+    square, votes; margin, cross_entropy, cw, dlr, and for apgd targeted_dlr. The default is fgsm, pgd, apgd, and votes for
+    a model that has them. `images` takes the first so many.
+    Adversarial images for a `surrogate` are tried on the model as well. `check` runs the diagnostics, whose sentences
+    are in `cautions` of what comes back.
+    """
+    from mspcaps.evaluation.attacks.diagnostics import diagnose
+
+    budgets = sorted({float(value) for value in ([eps] if isinstance(eps, int | float) else eps)})
+    for value in budgets:
+        check_eps(value)
+    wanted = ATTACKS if attacks is None else [attacks] if isinstance(attacks, str) else attacks
+    trials = [Trial.parse(text, restarts) for text in wanted]
+    if not budgets or not trials:
+        raise MspcapsError("name at least one eps and one attack, such as eps=8/255 and attacks='pgd'")
+    weights, sha256 = "", None
+    if isinstance(model, str | Path):
+        weights, sha256 = weights_name(model), sha256_of(weights_path(model))
+    model = moved(as_model(model), device)
+    name, target = open_target(model, data, split, images, batch_size, seed, progress)
+    if attacks is None and has_votes(model, target.batch(torch.tensor([0]))[0]):
+        trials.append(Trial.parse("votes", restarts))
+    done, total = 0, len(trials) * len(budgets) * int(target.clean.sum())
+    curves = []
+    for trial in trials:
+        points = []
+        for value in budgets:
+            what, began = f"{trial.name}-{trial.steps}:{trial.objective}", time.perf_counter()
+
+            def tick(count: int, what: str = what) -> None:
+                nonlocal done
+                done += count
+                progress(f"attacking, {what}", done, total)
+
+            points.append(Point(value, target.survivors(trial, value, tick=tick), time.perf_counter() - began))
+        zero = target.zero_gradients(trial.objective) if trial.method.white_box else None
+        curves.append(Curve(trial.name, trial.objective, trial.steps, trial.restarts, zero, tuple(points)))
+    cautions: tuple[Caution, ...] = ()
+    if check:
+        helper = None if surrogate is None else moved(as_model(surrogate), placement(model)[0])
+        cautions = diagnose(target, trials, curves, helper, progress)
+    config = getattr(unwrapped(model), "config", {})
+    return Robustness(
+        model=config.get("name", type(unwrapped(model)).__name__), weights=weights, weights_sha256=sha256, dataset=name,
+        seed=seed, clean=target.clean, curves=tuple(curves), cautions=cautions,
+    )  # fmt: skip
+
+
+def moved(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # what PyTorch raises for a device that is unknown or absent
+        raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
+
+
+def open_target(
+    model: nn.Module, data: Any, split: str, images: int | None, batch_size: int | None, seed: int,
+    progress: ProgressFn,
+) -> tuple[str, Target]:  # fmt: skip
+    """-> the name of the data, and what is attacked."""
+    inner = unwrapped(model)
+    if data is None or isinstance(data, str | Path):
+        if hasattr(inner, "config"):
+            data = load_for(model, data, split, progress)
+        elif data is None:
+            raise MspcapsError(f"a {type(inner).__name__} does not say what it was trained on: name the data")
+        else:
+            data = load_dataset(data, split)
+    elif isinstance(data, FolderImages):
+        data = data.resident()
+    if isinstance(data, ImageSet):
+        check_fit(inner, data)
+        name, x, y = data.name, data.images, data.labels.cpu()
+    else:
+        name, (x, y) = "own images", check_pair(data)
+        to_float(x)  # refuses what is not in [0, 1]
+    if min(images or 1, batch_size or 1) < 1 or 0 in (images, batch_size):
+        raise MspcapsError(f"images is {images} and batch_size {batch_size}, but both must be at least 1")
+    x, y = x[:images], y[:images]
+    size = batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE)
+    scores = all_scores(model, x, size)
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise MspcapsError(f"the model must give scores [b, classes], not {tuple(scores.shape)}")
+    check_labels(y, scores.shape[1])
+    return name, Target(model, x, y, (scores.argmax(1) == y).numpy(), size, seed)

@@ -1,0 +1,257 @@
+"""What attacks left of a model's accuracy: the typed entry of results/robustness/, as a table and as a figure.
+
+results/robustness/attack-<weights>[-<images>].json, one for each weights file and number of images. Every attack at
+every budget keeps which images survived it, so that several together (the worst case) can be counted afterwards.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mspcaps.errors import MspcapsError
+from mspcaps.files import write_atomically, write_json
+from mspcaps.pages.charts import Curve as ChartCurve
+from mspcaps.pages.charts import curves_chart
+
+FOLDER, PREFIX = "robustness", "attack-"
+Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
+
+
+@dataclass(frozen=True)
+class Point:
+    """One attack with one budget."""
+
+    eps: float  # in pixel units: images lie in [0, 1]
+    survived: Bits = field(repr=False)  # of all images, those that the model gets right whatever the attack does
+    seconds: float = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Percent"""
+        return 100 * float(self.survived.mean())
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One attack with all its budgets, in rising order."""
+
+    attack: str
+    objective: str
+    steps: int
+    restarts: int
+    zero_gradients: float | None  # share of the images whose gradient is exactly zero; None for one that uses none
+    points: tuple[Point, ...]
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return self.attack, self.objective, self.steps, self.restarts
+
+    @property
+    def label(self) -> str:
+        """PGD-20 on the cross-entropy, 5 restarts"""
+        name = {"fgsm": "FGSM", "square": "Square", "votes": "vote attack"}.get(self.attack, self.attack.upper())
+        steps = "" if self.attack == "fgsm" else f"-{self.steps}"
+        again = f", {self.restarts} restarts" if self.restarts > 1 else ""
+        return f"{name}{steps} on {self.objective.replace('_', ' ')}{again}"
+
+    def at(self, eps: float) -> Point | None:
+        return next((point for point in self.points if same(point.eps, eps)), None)
+
+
+@dataclass(frozen=True)
+class Caution:
+    """One sentence about what does not look right; `check` is the diagnostic that says it."""
+
+    check: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """What a run of `attack` found, or several of them on the same weights and images."""
+
+    model: str
+    weights: str  # what to call them; empty for a module from memory
+    weights_sha256: str | None
+    dataset: str
+    seed: int
+    clean: Bits = field(repr=False)  # which images the model gets right before any attack
+    curves: tuple[Curve, ...]
+    cautions: tuple[Caution, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def n(self) -> int:
+        return len(self.clean)
+
+    @property
+    def of(self) -> tuple[str | None, str, int, int]:
+        """What must be equal for two results to be about the same thing."""
+        return self.weights_sha256, self.dataset, self.seed, self.n
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Percent"""
+        return 100 * float(self.clean.mean())
+
+    @property
+    def budgets(self) -> list[float]:
+        found: list[float] = []
+        for eps in sorted(point.eps for curve in self.curves for point in curve.points):
+            if not found or not same(found[-1], eps):
+                found.append(eps)
+        return found
+
+    def worst(self, eps: float, curves: Iterable[Curve] | None = None) -> float | None:
+        """Percent that survive every one of the attacks (default: all) which were made with this budget."""
+        chosen = self.curves if curves is None else curves
+        left = [point.survived for curve in chosen if (point := curve.at(eps)) is not None]
+        return 100 * float(np.logical_and.reduce(left).mean()) if left else None
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Heads and rows: accuracy in percent, a column for each budget, the worst case last."""
+        heads = ("attack", "zero gradients", *(f"eps {format_eps(eps)}" for eps in self.budgets))
+        rows = [
+            (
+                curve.label, "-" if curve.zero_gradients is None else f"{100 * curve.zero_gradients:.1f} %",
+                *("-" if (point := curve.at(eps)) is None else f"{point.accuracy:.2f} %" for eps in self.budgets),
+            )
+            for curve in self.curves
+        ]  # fmt: skip
+        if len(rows) > 1:
+            rows.append(("all of them", "", *(f"{self.worst(eps):.2f} %" for eps in self.budgets)))
+        return heads, rows
+
+    def figure(self) -> str:
+        """A standalone SVG: accuracy against eps, a line for each attack."""
+        lines = [
+            ChartCurve(curve.label, [(0.0, self.clean_accuracy), *((p.eps, p.accuracy) for p in curve.points)])
+            for curve in self.curves
+        ]
+        title = f"Accuracy of {self.weights or self.model} on {self.n:,} images of {self.dataset} under attack"
+        return curves_chart(lines, title, "eps, in pixel units", "accuracy (percent)")
+
+    def merged(self, other: "Robustness") -> "Robustness":
+        """With the points of another run on the same weights and images; where both have one, the other's."""
+        if self.of != other.of:
+            raise MspcapsError("only runs on the same weights, images and seed can be merged")
+        curves = {curve.key: curve for curve in self.curves}
+        for curve in other.curves:
+            old = curves[curve.key].points if curve.key in curves else ()
+            kept = [point for point in old if curve.at(point.eps) is None]
+            points = tuple(sorted([*kept, *curve.points], key=lambda point: point.eps))
+            curves[curve.key] = replace(curve, points=points)
+        from mspcaps.evaluation.attacks.diagnostics import COMPARISONS, compare  # which know this file
+
+        probed = [caution for caution in (*self.cautions, *other.cautions) if caution.check not in COMPARISONS]
+        cautions = tuple(dict.fromkeys((*compare(tuple(curves.values())), *probed)))
+        return replace(other, curves=tuple(curves.values()), cautions=cautions)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "what": "attack", "model": self.model, "weights": self.weights, "weights_sha256": self.weights_sha256,
+            "dataset": self.dataset, "images": self.n, "seed": self.seed,
+            "clean_accuracy": round(self.clean_accuracy, 4), "clean": pack(self.clean),
+            "curves": [
+                {
+                    "attack": curve.attack, "objective": curve.objective, "steps": curve.steps,
+                    "restarts": curve.restarts, "zero_gradients": curve.zero_gradients,
+                    "points": [
+                        {
+                            "eps": point.eps, "accuracy": round(point.accuracy, 4), "seconds": round(point.seconds, 2),
+                            "survived": pack(point.survived),
+                        }
+                        for point in curve.points
+                    ],
+                }
+                for curve in self.curves
+            ],
+            "cautions": [asdict(caution) for caution in self.cautions], "environment": self.environment,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, Any]) -> "Robustness":
+        n = entry["images"]
+        curves = tuple(
+            Curve(
+                **{key: value for key, value in curve.items() if key != "points"},
+                points=tuple(
+                    Point(point["eps"], unpack(point["survived"], n), point["seconds"]) for point in curve["points"]
+                ),
+            )
+            for curve in entry["curves"]
+        )
+        facts = {key: entry[key] for key in ("model", "weights", "weights_sha256", "dataset", "seed", "environment")}
+        cautions = tuple(Caution(**caution) for caution in entry["cautions"])
+        return cls(**facts, clean=unpack(entry["clean"], n), curves=curves, cautions=cautions)
+
+
+def same(a: float, b: float) -> bool:
+    return abs(a - b) < 1e-6
+
+
+def format_eps(eps: float) -> str:
+    """8/255 where it is a whole number of grey levels, else 0.03"""
+    levels = eps * 255
+    return f"{round(levels)}/255" if levels and abs(levels - round(levels)) < 1e-3 else f"{eps:g}"
+
+
+def parse_eps(text: str) -> float:
+    """8/255 or 0.03"""
+    above, slash, below = text.partition("/")
+    try:
+        return float(above) / (float(below) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        raise MspcapsError(f"eps is {text!r}, but must be a number such as 0.03 or 8/255") from None
+
+
+def pack(bits: Bits) -> str:
+    """Of few or of most images a few characters remain."""
+    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
+
+
+def unpack(text: str, n: int) -> Bits:
+    bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8))
+    if not n <= len(bits) < n + 8:
+        raise ValueError(f"{len(bits)} bits for {n} images")
+    return bits[:n].astype(bool)
+
+
+def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
+    """`images` is in the name where only the first so many were attacked, the data where the weights do not say it."""
+    name = result.weights or result.model
+    data = "" if result.dataset in name else f"-{result.dataset.replace(' ', '-')}"
+    return results / FOLDER / f"{PREFIX}{name}{data}{'' if images is None else f'-{images}'}.json"
+
+
+def write_robustness(path: Path, result: Robustness, environment: dict[str, Any] | None = None) -> Robustness:
+    """Adds the result to what the file has of the same weights and images, and draws the figure beside it."""
+    result = replace(result, environment=environment or result.environment)
+    if path.is_file():
+        known = read_robustness(path)
+        if known.of == result.of:
+            result = known.merged(result)
+    write_json(path, result.to_dict())
+    write_atomically(path.with_suffix(".svg"), result.figure())
+    return result
+
+
+def read_robustness(path: Path) -> Robustness:
+    try:
+        return Robustness.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise MspcapsError(f"{path} is not a result of `mspcaps attack`: {error}") from error
+
+
+def list_robustness(results: Path) -> Sequence[Robustness]:
+    """All of a results folder, by the names of their files."""
+    return [read_robustness(path) for path in sorted((results / FOLDER).glob(f"{PREFIX}*.json"))]

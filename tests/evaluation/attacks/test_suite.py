@@ -1,0 +1,195 @@
+"""`mspcaps.attack`: what it counts, what it keeps, what it warns of."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attack_makers import CLASSES, EPS, SHAPE, Masked, images_for, small_net
+from torch import Tensor, nn
+
+import mspcaps
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.attacks import Trial, bim, suite
+from mspcaps.evaluation.attacks.diagnostics import diagnose
+from mspcaps.evaluation.attacks.suite import Target
+from mspcaps.evaluation.robustness import (
+    Curve,
+    Point,
+    Robustness,
+    format_eps,
+    list_robustness,
+    parse_eps,
+    read_robustness,
+    result_path,
+    write_robustness,
+)
+
+MODEL = small_net()
+X, Y = images_for(MODEL, 60)
+
+
+def names(found: Robustness) -> set[str]:
+    return {caution.check for caution in found.cautions}
+
+
+def test_what_is_counted():
+    found = mspcaps.attack(MODEL, (X, Y), [0.02, EPS], ["bim", "square-100"], batch_size=7)
+    assert found.n == 60 and found.clean_accuracy == pytest.approx(100 * 59 / 60) and not found.clean[-1]
+    for eps in (0.02, EPS):
+        with torch.no_grad():
+            right = MODEL(bim(MODEL, X, Y, eps)).argmax(1) == Y
+        point = found.curves[0].at(eps)
+        assert point is not None and point.survived.tolist() == right.tolist()
+        other = found.curves[1].at(eps)
+        assert other is not None
+        assert found.worst(eps) == pytest.approx(100 * np.mean(point.survived & other.survived))
+    assert found.curves[0].zero_gradients == 0 and found.curves[1].zero_gradients is None
+    heads, rows = found.table()
+    assert len(rows) == 3 and all(len(row) == len(heads) == 4 for row in rows)
+    again = mspcaps.attack(MODEL, (X, Y), [0.02, EPS], ["bim", "square-100"], batch_size=60, check=False)
+    assert all(np.array_equal(a.survived, b.survived) for a, b in zip(*map(points, (found, again)), strict=True))
+    few = mspcaps.attack(MODEL, (X, Y), EPS, "square-100", images=20, check=False)
+    assert few.curves[0].points[0].survived.tolist() == found.curves[1].points[1].survived[:20].tolist()
+
+
+def points(found: Robustness) -> list[Point]:
+    return [point for curve in found.curves for point in curve.points]
+
+
+def test_a_healthy_model_gets_no_warning():
+    found = mspcaps.attack(MODEL, (X, Y), [0.01, 0.02, EPS], ["fgsm", "pgd", "apgd-40", "square-100"])
+    assert found.cautions == ()
+
+
+def test_masked_gradients_are_noticed():
+    found = mspcaps.attack(
+        Masked(MODEL), (X, Y), [0.05, EPS], ["fgsm", "bim", "square-200"], surrogate=MODEL, batch_size=60
+    )
+    assert found.curves[0].zero_gradients == 1
+    assert {"zero gradients", "white beats black", "white beats transfer", "large eps"} <= names(found)
+
+
+class Random(nn.Module):
+    """Adds noise of its own to the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.generator = MODEL, torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.inner(x)
+        return scores + 0.05 * torch.randn(scores.shape, generator=self.generator)
+
+
+def test_a_model_that_answers_at_random_is_noticed():
+    assert "eps 0" in names(mspcaps.attack(Random(), (X, Y), EPS, "fgsm"))
+
+
+def test_too_few_steps_are_noticed():
+    winding = small_net()
+    with torch.no_grad():
+        winding[0].weight.mul_(20)
+    few, more = (mspcaps.attack(winding, images_for(winding, 60), 0.02, text) for text in ("pgd-1", "pgd-10"))
+    assert names(few) == {"more steps help"} and names(more) == set()
+
+
+def curve(attack: str, *accuracies: float, objective: str = "cw") -> Curve:
+    made = [Point((i + 1) / 255, np.arange(100) < accuracy) for i, accuracy in enumerate(accuracies)]
+    return Curve(attack, objective, 1, 1, 0.0, tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("curves", "check"),
+    [
+        ([curve("fgsm", 50, 60)], {"falls with eps"}),
+        ([curve("fgsm", 50, 51)], set()),
+        ([curve("fgsm", 40), curve("bim", 50)], {"iterated beats single"}),
+        ([curve("fgsm", 40), curve("bim", 50, objective="dlr")], set()),
+        ([curve("pgd", 50), curve("square", 40)], {"white beats black"}),
+        ([curve("pgd", 40), curve("square", 50)], set()),
+    ],
+)
+def test_the_checks_that_need_no_model(curves, check):
+    nothing = Target(MODEL, X[:0], Y[:0], np.zeros(0, dtype=bool), 1, 0)
+    assert {caution.check for caution in diagnose(nothing, [], curves)} == check
+
+
+def test_the_file_keeps_everything_and_takes_more(tmp_path: Path):
+    data = mspcaps.load_dataset("fashionmnist_sample", "test", 32)
+    first = mspcaps.attack("mspcaps_t.fashionmnist", data, [2 / 255], "fgsm", images=12, check=False)
+    path = result_path(tmp_path, first, 12)
+    assert path.name == "attack-mspcaps_t.fashionmnist-fashionmnist_sample-12.json"
+    write_robustness(path, first, {"device": "here"})
+    second = mspcaps.attack("mspcaps_t.fashionmnist", data, [4 / 255], ["fgsm", "bim-2"], images=12, check=False)
+    both = write_robustness(path, second)
+    (kept,) = list_robustness(tmp_path)
+    assert kept.weights_sha256 == mspcaps.models.read_card("mspcaps_t.fashionmnist").sha256
+    assert [(c.attack, [round(255 * p.eps) for p in c.points]) for c in kept.curves] == [("fgsm", [2, 4]), ("bim", [4])]
+    assert [p.survived.tolist() for p in points(kept)] == [p.survived.tolist() for p in points(both)]
+    assert points(kept)[0].survived.tolist() == points(first)[0].survived.tolist()
+    stored = json.loads(path.read_text())
+    assert stored["curves"][0]["points"][0]["accuracy"] == pytest.approx(points(first)[0].accuracy, abs=1e-3)
+    assert path.with_suffix(".svg").read_text().startswith("<svg")
+    path.write_text("{}")
+    with pytest.raises(MspcapsError, match=str(path)):
+        read_robustness(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"eps": -0.1}, "-0.1"),
+        ({"eps": [0.1, math.inf]}, "inf"),
+        ({"eps": []}, "eps"),
+        ({"attacks": "pgf"}, "'pgf'"),
+        ({"attacks": "pgd:hinge"}, "'hinge'"),
+        ({"attacks": "pgd:targeted_dlr"}, "targeted_dlr"),
+        ({"attacks": "fgsm-3"}, "fgsm-3"),
+        ({"attacks": "votes"}, "Sequential"),
+        ({"images": 0}, "0"),
+        ({"restarts": 0}, "0"),
+        ({"data": (X * 3, Y)}, r"[23]\."),
+        ({"data": (X, Y + CLASSES)}, f"{CLASSES} classes"),
+        ({"data": None}, "Sequential"),
+    ],
+)
+def test_bad_input(options, value):
+    with pytest.raises(MspcapsError, match=value):
+        mspcaps.attack(MODEL, **{"data": (X, Y), "eps": EPS, "attacks": "fgsm", **options})
+
+
+def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
+    monkeypatch.setattr(suite, "ATTACKS", ("fgsm",))
+    data = mspcaps.load_dataset("fashionmnist_sample", "test", 32)
+    for model, wanted in (("mspcaps_t", ["fgsm", "votes"]), ("resnet20", ["fgsm"])):
+        torch.manual_seed(0)
+        network = mspcaps.create_model(model, in_chans=1, pretrained="fashionmnist" if "caps" in model else False)
+        found = mspcaps.attack(network, data, 8 / 255, images=4, check=False)
+        assert [curve.attack for curve in found.curves] == wanted
+
+
+def test_how_attacks_and_budgets_are_written():
+    assert Trial.parse("pgd-50:cw", 3) == Trial("pgd", "cw", 50, 3)
+    assert Trial.parse("fgsm", 3) == Trial("fgsm", "cross_entropy", 1, 1)
+    assert Trial.parse("apgd:targeted_dlr").objective == "targeted_dlr"
+    assert (parse_eps("8/255"), parse_eps("0.03")) == (8 / 255, 0.03)
+    assert (format_eps(8 / 255), format_eps(0.03), format_eps(0.0)) == ("8/255", "0.03", "0")
+    for text in ("8/0", "much", "1/2/3"):
+        with pytest.raises(MspcapsError, match=text):
+            parse_eps(text)
+
+
+def test_a_module_of_ones_own_on_a_data_set():
+    """No contract, no config: images in [0, 1] -> scores."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(32 * 32, 10))
+    found = mspcaps.attack(module, "fashionmnist_sample", 8 / 255, "fgsm", images=30, check=False)
+    assert (found.model, found.dataset, found.n) == ("Sequential", "fashionmnist_sample", 30)
+
+
+def test_the_shape_of_the_images_is_the_models():
+    assert X.shape[1:] == SHAPE
+    with pytest.raises(MspcapsError, match="1 x 32 x 32"):
+        mspcaps.attack("mspcaps_t.cifar10", mspcaps.load_dataset("fashionmnist_sample", "test"), EPS, "fgsm")

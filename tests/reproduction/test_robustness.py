@@ -1,0 +1,80 @@
+"""The figure and the tables of docs/robustness.md say what the stored results say, however few there are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mspcaps.evaluation.robustness import Caution, Curve, Point, Robustness, result_path, write_robustness
+from reproduction.pages import render
+from reproduction.robustness import read_attacks, values_of
+
+N = 10_000
+
+
+def points(*accuracies: float, eps: tuple[float, ...] = (0.01, 0.02, 0.03, 0.1)) -> tuple[Point, ...]:
+    """The first images survive."""
+    return tuple(Point(e, np.arange(N) < a * N / 100) for e, a in zip(eps, accuracies, strict=True))
+
+
+def stored(folder: Path, model: str, *curves: Curve, n: int = N) -> None:
+    curves = tuple(replace(c, points=tuple(Point(p.eps, p.survived[:n]) for p in c.points)) for c in curves)
+    found = Robustness(
+        model, f"{model}.cifar10", "0" * 64, "cifar10", 0, np.arange(N)[:n] < 0.9 * N, curves,
+        (Caution("eps 0", "The model answers at random."),), {"device": "a machine"},
+    )  # fmt: skip
+    write_robustness(result_path(folder, found, None if n == N else n), found)
+
+
+def block(folder: Path) -> str:
+    return render("robustness.md.j2", {"robustness": values_of(folder)})
+
+
+def test_no_results(tmp_path):
+    assert "Nothing has been measured yet" in block(tmp_path) and values_of(tmp_path)["figure"] is None
+
+
+def test_one_model_alone(tmp_path):
+    stored(tmp_path, "mspcaps_t", Curve("fgsm", "margin", 1, 1, 0.25, points(60, 50, 40, 30)))
+    text, values = block(tmp_path), values_of(tmp_path)
+    assert (
+        "`mspcaps_l` and `capsnet`" in text
+        and "| MSPCaps-T | FGSM | margin loss | 25.0 % | 60.00 | 40.00 | 30.00 |" in text
+    )
+    assert values["figure"].count("<polyline") == 1 and values["sentences"] == [] and values["suite_table"] == ""
+
+
+def test_what_is_told_of_all(tmp_path):
+    for model, (flat, true) in {"mspcaps_l": (80, 5), "mspcaps_t": (40, 0), "capsnet": (50, 1)}.items():
+        stored(
+            tmp_path, model,
+            Curve("bim", "margin", 10, 1, 0.5, points(flat, flat, flat, flat)),
+            Curve("bim", "cw", 10, 1, 0.0, points(true, true, 30, true)),
+            Curve("bim", "dlr", 10, 1, 0.0, points(20, 20, 20, 20)),
+            Curve("bim", "cw", 50, 1, 0.0, points(0, 0, 0, 0)),  # not in the figure: other steps
+        )  # fmt: skip
+    text, values = block(tmp_path), values_of(tmp_path)
+    assert values["figure"].count("<polyline") == 6 and values["missing"] == []
+    assert "| MSPCaps-L | BIM-10 | strongest objective | 0.0 % | 5.00 | 20.00 | 5.00 |" in text
+    first, second, third = values["sentences"]
+    assert (
+        "80.00 %" in first and "5.00 %" in first and "40.00 %" in second and "50.00 %" in second and "1.00 %" in third
+    )
+    assert text.count("The model answers at random.") == 3 and "a machine" in text
+
+
+def test_strong_attacks(tmp_path):
+    eps = tuple(level / 255 for level in (1, 2, 4, 8))
+    high = tuple(Point(e, np.arange(N) >= N / 2) for e in eps[:2])  # the other half
+    stored(
+        tmp_path, "mspcaps_t",
+        Curve("apgd", "cross_entropy", 100, 1, 0.0, points(60, 40, 20, 10, eps=eps)),
+        Curve("apgd", "cross_entropy", 20, 1, 0.0, points(80, 80, 80, 80, eps=eps)),
+        Curve("square", "cw", 1000, 1, None, high),
+    )  # fmt: skip
+    stored(tmp_path, "mspcaps_t", Curve("apgd", "cross_entropy", 100, 1, 0.0, points(1, 1, 1, 1, eps=eps)), n=N // 2)
+    table = values_of(tmp_path)["suite_table"].splitlines()
+    assert "| MSPCaps-T | 10,000 | APGD, cross-entropy, 100 steps | 90.00 | 60.00 | 40.00 | 20.00 | 10.00 |" in table
+    assert "| MSPCaps-T | 10,000 | Square, 1000 steps | 90.00 | 50.00 | 50.00 | – | – |" in table
+    assert "| MSPCaps-T | 10,000 | **all of them** | 90.00 | 10.00 | 0.00 | 20.00 | 10.00 |" in table
+    assert len(table) == 5 and [found.n for found in read_attacks(tmp_path)] == [N]
