@@ -250,6 +250,7 @@ def test_log_odds_of_lengths() -> None:
     [
         ({"eps": -1.0}, "adversary.eps is -1.0"),
         ({"eps": 300.0}, "adversary.eps is 300.0"),
+        ({"eps": 8 / 255}, "adversary.eps is 0.03.*255ths"),
         ({"step_size": float("nan")}, "adversary.step_size is nan"),
         ({"steps": 0}, "adversary.steps is 0"),
         ({"beta": float("inf")}, "adversary.beta is inf"),
@@ -274,14 +275,15 @@ def test_an_older_file_parts_with_no_adversary() -> None:
     assert "adversary" in recipe.replace(adversary={"eps": 8.0}).differences(stored)
 
 
-def test_the_robust_recipes_have_one_adversary() -> None:
+def test_the_robust_recipes_have_one_budget() -> None:
     names = [name for name in list_recipes() if name.startswith("robust/")]
     recipes = [load_recipe(name) for name in names]
     assert {r.model for r in recipes} == {"mspcaps_t", "mspcaps_l", "resnet18"}
     for name, recipe in zip(names, recipes, strict=True):
         assert name == f"robust/{recipe.data}/{recipe.model}" and recipe.name == "robust"
-        assert recipe.adversary == recipes[0].adversary and recipe.adversary is not None
-        assert recipe.adversary.eps == 8.0 and recipe.adversary.steps == 10 and not recipe.held_out
+        found = recipe.adversary
+        assert found is not None and (found.eps, found.step_size, found.steps) == (8.0, 2.0, 10)
+        assert recipe.ema == 0.999 and recipe.validation == 1000 and not recipe.held_out
     trials = [r for r in load_sweep(recipe_folder() / "sweeps" / "robust.toml") if r.name != "robust"]
     assert all(r.held_out for r in trials), "nothing is chosen on test images"
     assert all(r.adversary and r.adversary.eps == 8.0 for r in trials)

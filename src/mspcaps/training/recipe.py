@@ -39,10 +39,14 @@ class Adversary:
     """What a step descends: cross-entropy, for capsules on the log-odds of their lengths, or the family's own loss."""
 
     def __post_init__(self) -> None:
-        for name, most in (("eps", 255), ("step_size", 255), ("beta", float("inf"))):
-            if not 0 < getattr(self, name) <= most or getattr(self, name) == float("inf"):
-                limit = " of at most 255" if most == 255 else ""
-                raise MspcapsError(f"adversary.{name} is {getattr(self, name)}, but must be a positive number{limit}")
+        for name in ("eps", "step_size"):
+            if not 0.1 <= getattr(self, name) <= 255:  # less is meant as a part of 1, and would train against nothing
+                raise MspcapsError(
+                    f"adversary.{name} is {getattr(self, name)}, but is counted in 255ths, from 0.1 to 255: write 8 "
+                    "for 8/255"
+                )
+        if not 0 < self.beta < math.inf:
+            raise MspcapsError(f"adversary.beta is {self.beta}, but must be a positive number")
         if self.steps < 1:
             raise MspcapsError(f"adversary.steps is {self.steps}, but must be at least 1")
 
