@@ -204,9 +204,11 @@ def read_report(results: Path) -> Report:
 
 
 def trials_of(row: Row, report: Report) -> list[Trial]:
-    """For a figure of the paper, what was tried to better it; compared with what trained as long on as many images."""
+    """For a figure of the paper, what was tried to better it; compared with what trained as long on as many images.
+    Adversarial training gives accuracy away for robustness, so it is no such trial."""
     recipe = recipe_settings(f"paper/{row.dataset}/{row.model}")
-    tried = [g for g in report.trials if (g.first.model, g.first.dataset) == (row.model, row.dataset)]
+    alike = [g for g in report.trials if (g.first.model, g.first.dataset) == (row.model, row.dataset)]
+    tried = [g for g in alike if not g.first.recipe["adversary"]]
     named = [(changes(settings(group.first.recipe), recipe), group) for group in tried]
     bases = {length(group): group for words, group in named if not words}
     return [Trial(words, group, bases.get(length(group))) for words, group in named if words]

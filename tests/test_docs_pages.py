@@ -14,6 +14,7 @@ from mspcaps.evaluation.attacks.diagnostics import LARGE
 from mspcaps.models import registry, summarize
 from mspcaps.training import Recipe, load_recipe, train, trainer
 from mspcaps.training.ledger import find_run
+from mspcaps.training.recipe import Adversary
 from mspcaps.training.sweep import load_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -63,11 +64,13 @@ def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPa
 
 
 def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
-    recipe, sweep = blocks("toml", page("recipes.md"))
+    recipe, robust, sweep = blocks("toml", page("recipes.md"))
     (tmp_path / "my.toml").write_text(recipe)
     mine = load_recipe(tmp_path / "my.toml")
     assert (mine.epochs, mine.run_name) == (30, "my-seed0")
     assert find_run(ROOT / "results", mine) is None, "it runs here, too"
+    (tmp_path / "robust.toml").write_text(robust)
+    assert load_recipe(tmp_path / "robust.toml").adversary == Adversary(kind="trades")
     (tmp_path / "sweep.toml").write_text(sweep)
     assert [run.run_name for run in load_sweep(tmp_path / "sweep.toml")] == [
         "paper-seed0", "paper-seed1", "paper-seed2", "paper+balance=True+epochs=30-seed0"

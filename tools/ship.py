@@ -25,7 +25,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.files import ProgressFn, format_bytes, no_progress, sha256_of, write_atomically
 from mspcaps.models import Model, load_model, save_weights
-from mspcaps.models.shipped import SUFFIX, Card, list_pretrained, weights_folder
+from mspcaps.models.shipped import SUFFIX, Card, list_pretrained, shipped_name, weights_folder
 from mspcaps.training.ledger import device_name, read_run
 from mspcaps.training.recipe import stored_recipe
 from reproduction.baselines import Baselines, Network
@@ -48,18 +48,20 @@ def ship(
 ) -> Card:
     """Write <model>.<dataset>.safetensors and its card into the package, or into `folder`.
 
-    `weights` is the last.safetensors of the run that `ledger_entry` tells of, or a copy of it in half precision;
+    `weights` is what the run that `ledger_entry` tells of reports (last.safetensors, or best.safetensors if it chose
+    the epoch on validation images), or a copy of it in half precision;
     `data` is the whole test set. Nothing is written when half precision costs too much.
     """
     entry, folder = dataclasses.asdict(read_run(ledger_entry)), folder or weights_folder()
     model = load_model(weights)
     original = check_run(weights, model, ledger_entry, entry)
     check_test_set(data, entry)
-    name = f"{entry['model']}.{entry['dataset']}"
+    name = shipped_name(entry["model"], entry["dataset"], entry["recipe"])
     if original:
         reference, reference_of = evaluate(model, data, device=device, progress=progress).accuracy, "the same in fp32"
     else:
-        reference, reference_of = entry["accuracy"]["last"], f"the run itself, in {entry['precision']}"
+        which = "best" if entry["recipe"]["validation"] else "last"
+        reference, reference_of = entry["accuracy"][which], f"the run itself, in {entry['precision']}"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as place:
         made = Path(place) / f"{name}{SUFFIX}"

@@ -30,7 +30,7 @@ from mspcaps.models import create_model, load_model
 from mspcaps.models.mspcaps import MSPCaps
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, save_checkpoint
-from mspcaps.training.trainer import Epoch
+from mspcaps.training.result import Epoch
 
 CPU = torch.device("cpu")
 FAMILIES = ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_mean", "mspcaps_t_self", "mspcaps_t_dr", "mspcaps_t_scale16"]

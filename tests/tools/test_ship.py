@@ -12,9 +12,10 @@ from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import evaluate
 from mspcaps.files import sha256_of
-from mspcaps.models import load_model, save_weights
+from mspcaps.models import create_model, load_model, save_weights
 from mspcaps.models import shipped as weights
-from mspcaps.training import Recipe, train
+from mspcaps.training import Recipe, ledger, train
+from mspcaps.training.recipe import Adversary
 from tools import ship
 
 pytestmark = pytest.mark.slow  # what they share takes seconds to set up
@@ -75,6 +76,22 @@ def test_a_copy_in_half_precision_is_taken(run, tmp_path):
     card = ship.ship(copy, entry, data, folder=tmp_path / "second")
     assert card.reference == json.loads(entry.read_text())["accuracy"]["last"]
     assert card.reference_of == "the run itself, in fp32"
+
+
+def test_weights_trained_against_an_adversary_say_so(tmp_path, monkeypatch):
+    recipe = Recipe(
+        model="mspcaps_t_scale16", data="fashionmnist_sample", name="tiny", epochs=1, batch_size=100, warmup_epochs=0,
+        img_size=12, augment=Augmentation(), validation=100, adversary=Adversary(eps=8.0, steps=1),
+    )  # fmt: skip
+    result = train(recipe, device="cpu", out=tmp_path / "runs", results=tmp_path / "results")
+    entry, data = ledger.entry_path(tmp_path / "results", recipe), load_dataset("fashionmnist_sample", "test", 12)
+    monkeypatch.setattr(ship, "MAY_COST", 5.0)  # one image of a thousand is worth more than the limit
+    card = ship.ship(result.weights, entry, data, folder=tmp_path / "shipped")
+    assert card.name == "mspcaps_t_scale16.fashionmnist_sample-linf8"
+    monkeypatch.setattr(weights, "weights_folder", lambda: tmp_path / "shipped")
+    assert weights.list_pretrained() == [card.name] and weights.read_card(card.name) == card
+    model = create_model("mspcaps_t_scale16", pretrained="fashionmnist_sample-linf8", in_chans=1, img_size=12)
+    assert torch.equal(model.state_dict()["routing.0.w2"], load_model(card.name).state_dict()["routing.0.w2"])
 
 
 def test_too_costly_a_half_is_refused_and_nothing_is_written(run, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from mspcaps.progress import Progress
 from mspcaps.training import Epoch, Recipe
 from mspcaps.training.distributed import World
 from mspcaps.training.monitor import ShowProgress, TensorBoard
+from mspcaps.training.recipe import Adversary
 
 ROWS = [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
 
@@ -40,6 +41,17 @@ def test_a_line_tells_epoch_loss_and_accuracy() -> None:
     assert lines[0][0] == "epoch 1/3" and lines[0][-1] == "loss 0.5000"
     assert lines[2][-2:] == ["loss 0.2000", "test accuracy 20.00 %"]
     assert lines[3][-2:] == ["loss 0.3333", "test accuracy 30.00 %"]
+
+
+def test_a_line_tells_robust_accuracy() -> None:
+    file, trainer = io.StringIO(), at(3, 0)
+    trainer.history = [Epoch(3, 0.1, 0.2, 70.0, validation=41.5)]
+    with Progress("images", every=0.0, file=file) as progress:
+        ShowProgress(progress)(trainer)
+        trainer.recipe = trainer.recipe.replace(adversary=Adversary(), validation=9)
+        ShowProgress(progress)(trainer)
+    ends = [line.split("  ")[-2:] for line in file.getvalue().splitlines()]
+    assert ends == [["test accuracy 70.00 %", f"{word} 41.50 %"] for word in ("validation", "robust")]
 
 
 def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:

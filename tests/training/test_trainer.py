@@ -253,7 +253,9 @@ def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: 
     run = ledger.read_run(path := ledger.entry_path(tmp_path, recipe))
     slower = replace(run, seed=8, seconds=replace(run.seconds, per_epoch=3 * run.seconds.per_epoch))
     elsewhere = replace(run, seed=9, device="an abacus", seconds=ledger.Seconds(9e9, 9e9))
-    for other in (slower, elsewhere):
+    attacks = run.recipe | {"adversary": {"kind": "pgd"}, "name": "robust", "validation": 9}
+    robust = replace(run, recipe=attacks, seconds=ledger.Seconds(9e9, 9e9))
+    for other in (slower, elsewhere, robust):
         ledger.write_run(path.with_name(other.path.name), other)
     path.with_name("odd.json").write_bytes(b"\xff")
     assert expected_seconds(recipe_for(tiny_npz, epochs=2, seed=2), CPU, tmp_path, tmp_path) == pytest.approx(3 * whole)

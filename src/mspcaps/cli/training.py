@@ -134,6 +134,9 @@ def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
         raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
     if "options" in given:
         given["options"] = recipe.options | given["options"]
+    if "adversary" in given:
+        before = dataclasses.asdict(recipe.adversary) if recipe.adversary else {}
+        given["adversary"] = before | given["adversary"]
     if augment := given.pop("augment", None):
         whole = recipe.replace(**given).resolve()
         if whole.augment is None:

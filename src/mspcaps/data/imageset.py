@@ -82,11 +82,11 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def subset(self, index: Tensor | slice) -> "ImageSet":
         return replace(self, images=self.images[index], labels=self.labels[index])
 
-    def split(self, held_out: int) -> tuple["ImageSet", "ImageSet"]:
+    def split(self, held_out: int, name: str = "held_out") -> tuple["ImageSet", "ImageSet"]:
         """-> (the rest, `held_out` images). The held-out images are random but always the same."""
         if not 0 < held_out < len(self):
             raise MspcapsError(
-                f"held_out is {held_out}, but must lie between 1 and {len(self) - 1:,}: {self.name} has "
+                f"{name} is {held_out}, but must lie between 1 and {len(self) - 1:,}: {self.name} has "
                 f"{len(self):,} images"
             )
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).to(self.images.device)

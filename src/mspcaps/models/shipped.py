@@ -1,4 +1,5 @@
 """Weights that come with the package: <model>.<dataset>.safetensors in half precision, a .json card beside each.
+Those trained against an adversary say so, as in mspcaps_t.cifar10-linf8.
 
 `mspcaps.create_model("mspcaps_t", pretrained="cifar10")` uses them without a network; `tools/ship.py` makes them.
 """
@@ -43,12 +44,18 @@ class Card:
 
     @property
     def name(self) -> str:
-        return f"{self.model}.{self.dataset}"
+        return shipped_name(self.model, self.dataset, self.recipe)
 
     def to_json(self) -> str:
         """One line per field."""
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in dataclasses.asdict(self).items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def shipped_name(model: str, dataset: str, recipe: dict[str, Any]) -> str:
+    """mspcaps_t.cifar10, or mspcaps_t.cifar10-linf8 if an adversary could change every pixel by 8/255."""
+    adversary = recipe.get("adversary")
+    return f"{model}.{dataset}" + (f"-linf{adversary['eps']:g}" if adversary else "")
 
 
 def weights_folder() -> Path:

@@ -4,7 +4,8 @@ from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.launch import Stopped, train
 from mspcaps.training.ledger import Run, list_runs, read_run
 from mspcaps.training.recipe import Recipe, list_recipes, load_recipe
-from mspcaps.training.trainer import Epoch, Listener, Result, Trainer
+from mspcaps.training.result import Epoch, Result
+from mspcaps.training.trainer import Listener, Trainer
 
 __all__ = [
     "Engine", "Epoch", "Listener", "Recipe", "Result", "Run", "Stopped", "Trainer", "choose_device", "list_recipes",

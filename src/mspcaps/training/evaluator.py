@@ -1,5 +1,6 @@
 """Accuracy and routing health after every epoch, on the training device in the training precision."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,16 +13,21 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import iterate_batches
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
+from mspcaps.models.layers import dropout_keys
+from mspcaps.training.adversary import Attack, lead
+from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import Engine
 from mspcaps.training.loader import WORKERS
-from mspcaps.training.step import capture_graph, compile_once
+from mspcaps.training.recipe import Adversary, Recipe
+from mspcaps.training.step import Step, capture_graph, compile_once
 
 BATCH = 1000
 
 
 def count_correct(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """images uint8 [b, c, h, w], labels [b] -> how many the model names rightly."""
-    return (model(images.float() / 255).argmax(1) == labels).sum()
+    """images [b, c, h, w], uint8 or in [0, 1], labels [b] -> how many the model names rightly."""
+    x = images.float() / 255 if images.dtype == torch.uint8 else images
+    return (model(x).argmax(1) == labels).sum()
 
 
 class Evaluator:
@@ -29,7 +35,7 @@ class Evaluator:
 
     def __init__(
         self, model: Model, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
-        autocast: torch.dtype | None,
+        autocast: torch.dtype | None, most: int = BATCH,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
         self.count = compile_once(count_correct) if engine != "eager" else count_correct
@@ -38,7 +44,7 @@ class Evaluator:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[tuple[Tensor, Tensor]] = []
         if isinstance(data, ImageSet):
-            batch = min(BATCH, len(data))
+            batch = min(most, len(data))
             spare = -len(data) % batch  # all batches get one shape; a label of -1 is never right
             images, labels = data.images.to(device), data.labels.to(device)
             if spare:
@@ -62,6 +68,7 @@ class Evaluator:
 
     @torch.no_grad()
     def count_all(self) -> None:
+        training = self.model.training
         self.model.eval()
         self.correct.zero_()
         batches: Any = self.batches
@@ -73,7 +80,7 @@ class Evaluator:
             self.meter.zero()
             for images, labels in self.health_images:
                 self.meter.add(images.float() / 255, labels)
-        self.model.train()
+        self.model.train(training)
 
     def accuracy(self) -> float:
         if self.graph is not None:
@@ -85,3 +92,43 @@ class Evaluator:
     def health(self) -> tuple[BlockHealth, ...]:
         """Of every routing block, in order, as it was when the accuracy was measured last."""
         return self.meter.read()
+
+
+def make_validator(
+    step: Step, data: ImageSet | None, recipe: Recipe, device: torch.device, engine: Engine
+) -> Evaluator | None:
+    """Of the validation images, if there are any: under attack if the recipe has an adversary."""
+    if data is None:
+        return None
+    place = (data, device, engine, step.autocast)
+    if recipe.adversary is None:
+        return Evaluator(step.evaluated, *place)
+    twin = step.evaluated if step.average else frozen_twin(step.model)
+    return RobustEvaluator(twin, *place, recipe.adversary, recipe.batch_size // step.world.size)
+
+
+class RobustEvaluator(Evaluator):
+    """`accuracy()` in percent of images that the model names rightly under attack.
+
+    Ten steps of a quarter of eps that raise the best other class over the true one, whatever the model is trained
+    against, from the same random start every time; in batches of the training step, whose backward pass fits.
+    """
+
+    def __init__(
+        self, model: Model, data: ImageSet, device: torch.device, engine: Engine, autocast: torch.dtype | None,
+        adversary: Adversary, batch: int,
+    ) -> None:  # fmt: skip
+        super().__init__(model, data, device, engine, autocast, batch)
+        ten_steps = replace(adversary, step_size=adversary.eps / 4, steps=10)
+        compiled = compile_once if engine != "eager" else lambda function: function
+        self.attack = Attack(model, ten_steps, compiled, lead)
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # of the starts, one per batch
+
+    @torch.no_grad()
+    def count_all(self) -> None:
+        self.correct.zero_()
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+            for (images, labels), key in zip(self.batches, self.keys, strict=True):
+                attacked = self.attack(images.float() / 255, labels.clamp(min=0), key)
+                self.correct += self.count(self.model, attacked, labels)

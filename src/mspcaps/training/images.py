@@ -24,14 +24,17 @@ def load_images(
 ) -> tuple[Images, Images]:
     """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
     train, test = load_splits(recipe, device, log)
-    if not recipe.held_out:
-        return train, test
+    return hold_out(recipe, train, "held_out") if recipe.held_out else (train, test)
+
+
+def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSet]:
+    """-> (the images left to train on, as many as the field of the recipe says)."""
     if not isinstance(train, ImageSet):
         raise MspcapsError(
-            f"held_out needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller "
-            "img_size, or put the pictures to measure on into a test folder"
+            f"{field} needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller img_size"
+            + (", or put the pictures to measure on into a test folder" if field == "held_out" else "")
         )
-    return train.split(recipe.held_out)
+    return train.split(getattr(recipe, field), field)
 
 
 def load_splits(recipe: Recipe, device: torch.device, log: Callable[[str], None]) -> tuple[Images, Images]:
@@ -83,7 +86,7 @@ def count_custom_images(recipe: Recipe) -> int | None:
     """How many own images there are now to train on; None of a published set, which does not change, and of none."""
     if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
         return None
-    return len(open_split(replace(recipe, img_size=None), "train")) - recipe.held_out
+    return len(open_split(replace(recipe, img_size=None), "train")) - recipe.held_out - recipe.validation
 
 
 def fitting_batch(images: int) -> int:

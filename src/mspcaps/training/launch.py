@@ -20,8 +20,9 @@ from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.ledger import Run
 from mspcaps.training.monitor import ShowProgress, TensorBoard
 from mspcaps.training.recipe import Recipe, load_recipe, measured_on
+from mspcaps.training.result import Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rates
-from mspcaps.training.trainer import LAST, Epoch, Listener, Log, Result, Trainer
+from mspcaps.training.trainer import Listener, Log, Trainer
 
 
 class Stopped(MspcapsError):
@@ -63,7 +64,7 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
     before = ledger.find_run(results, recipe, overwrite=overwrite)
-    if before and not overwrite and (run_folder(out, recipe) / LAST).is_file():
+    if before and not overwrite and (run_folder(out, recipe) / reported_file(recipe)).is_file():
         done = load_finished(recipe, out, results, before)
         last = f"{done.run.accuracy.last:.2f} % after the last epoch"
         log(f"already done: {last}; overwrite replaces it, another seed or name starts another run")
@@ -82,6 +83,11 @@ def train(
         f"{measured_on(recipe.held_out)} accuracy {run.accuracy.last:.2f} % after the last epoch, best "
         f"{run.accuracy.best:.2f} % after epoch {run.accuracy.best_epoch}; trained for {clock(run.seconds.train)}"
     )
+    if recipe.validation:
+        log(
+            f"reported is epoch {run.accuracy.best_epoch}: it names {max(run.curve['validation']):.2f} % of "
+            f"{recipe.validation:,} validation images rightly{' under attack' if recipe.adversary else ''}"
+        )
     log(f"weights: {result.weights}")
     return result
 
@@ -107,10 +113,12 @@ def combine_listeners(progress: bool, log_dir: str | Path | None, listener: List
 def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
     """The result of a run whose weights are in its folder; they may be those of its repeat."""
     folder = run_folder(out, recipe)
+    weights = folder / reported_file(recipe)
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)
-    if repeat and repeat.weights_sha256 == sha256_of(folder / LAST):
+    if repeat and repeat.weights_sha256 == sha256_of(weights):
         run = repeat
     recipe = replace(recipe, img_size=run.recipe["img_size"], augment=run.recipe["augment"])
     curve = zip(learning_rates(recipe), run.curve["loss"], run.curve["accuracy"], strict=True)
-    history = [Epoch(number, *row) for number, row in enumerate(curve, start=1)]
-    return Result(recipe, load_model(folder / LAST), history, run, folder)
+    scores = run.curve.get("validation", [None] * run.epochs)
+    history = [Epoch(n, *row, validation=score) for n, (row, score) in enumerate(zip(curve, scores, strict=True), 1)]
+    return Result(recipe, load_model(weights), history, run, folder)

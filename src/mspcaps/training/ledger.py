@@ -33,7 +33,8 @@ _REQUIRED = {  # of an entry, and of the tables inside it
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Percent after the last epoch and after the best one, and which epoch that was."""
+    """Percent after the last epoch and after the best one, and which epoch that was: the best on the validation images
+    if the recipe has any, else on the images that are measured on."""
 
     last: float
     best: float
@@ -120,10 +121,17 @@ def read_run(path: str | Path) -> Run:
     whole = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
     if not whole or not (
         math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3)
-        and math.isclose(accuracy.best, max(curve["accuracy"]), abs_tol=1e-3)
+        and math.isclose(accuracy.best, _best_of(curve), abs_tol=1e-3)
     ):
         raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {recipe['epochs']} epochs")
     return run
+
+
+def _best_of(curve: dict[str, Any]) -> float:
+    """The accuracy of the best epoch."""
+    if "validation" not in curve:
+        return max(curve["accuracy"])
+    return float(curve["accuracy"][curve["validation"].index(max(curve["validation"]))])
 
 
 def _read_entry(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mspcaps.data import Augmentation, FolderImages, ImageSet
-from mspcaps.data.augment import DRAWS, balanced_order, epoch_draws, epoch_order
+from mspcaps.data.augment import DRAWS, augment_images, balanced_order, epoch_draws, epoch_order
 from mspcaps.data.folder import iterate_batches
 from mspcaps.errors import MspcapsError
 from mspcaps.training.distributed import World
@@ -131,6 +131,13 @@ def make_loader(recipe: Recipe, train: ImageSet | FolderImages, device: torch.de
     if isinstance(train, ImageSet):
         return Loader(train, *task, world.rank, world.size, balance=recipe.balance)
     return StreamingLoader(train, *task, device, world.rank, world.size, balance=recipe.balance)
+
+
+def take_batch(loader: Loader) -> tuple[Tensor, Tensor]:
+    """The augmented images [b, c, h, w] and the labels [b] at the loader's position."""
+    index = loader.order.index_select(0, loader.position)[0]  # [b]
+    draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
+    return augment_images(loader.images, index, draws, loader.augment), loader.labels[index]
 
 
 def dropout_key(seed: int, epoch: int) -> int:

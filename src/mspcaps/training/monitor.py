@@ -27,7 +27,10 @@ class ShowProgress:
         loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
         detail = [f"loss {loss:.4f}"]
         if trainer.history:
-            detail.append(f"{measured_on(recipe.held_out)} accuracy {trainer.history[-1].accuracy:.2f} %")
+            row = trainer.history[-1]
+            detail.append(f"{measured_on(recipe.held_out)} accuracy {row.accuracy:.2f} %")
+            if row.validation is not None:
+                detail.append(f"{'robust' if recipe.adversary else 'validation'} {row.validation:.2f} %")
         name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
         label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
@@ -53,8 +56,9 @@ class TensorBoard:
             self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
             self.written = len(trainer.history)  # by the sittings before this one
         for row in trainer.history[self.written :]:
-            for name, value in (("loss", row.loss), ("lr", row.lr), ("accuracy", row.accuracy)):
-                self.writer.add_scalar(name, value, row.epoch)
+            for name in ("loss", "lr", "accuracy", "validation"):
+                if (value := getattr(row, name)) is not None:
+                    self.writer.add_scalar(name, value, row.epoch)
             self.written += 1
 
     def close(self) -> None:

@@ -22,6 +22,36 @@ MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 
 
 @dataclass(frozen=True)
+class Adversary:
+    """Whom a model is trained against."""
+
+    kind: Literal["pgd", "trades"] = "pgd"
+    """pgd: learn the attacked images; trades: learn the clean ones, and to answer the same under attack."""
+    eps: float = 8.0
+    """Largest change of a pixel, in 255ths."""
+    step_size: float = 2.0
+    """Change of a pixel in one step of the attack, in 255ths."""
+    steps: int = 10
+    """Steps of the attack on every batch."""
+    beta: float = 6.0
+    """Weight of the answer under attack, for trades."""
+    loss: Literal["cross_entropy", "own"] = "cross_entropy"
+    """What a step descends: cross-entropy, for capsules on the log-odds of their lengths, or the family's own loss."""
+
+    def __post_init__(self) -> None:
+        for name in ("eps", "step_size"):
+            if not 0.1 <= getattr(self, name) <= 255:  # less is meant as a part of 1, and would train against nothing
+                raise MspcapsError(
+                    f"adversary.{name} is {getattr(self, name)}, but is counted in 255ths, from 0.1 to 255: write 8 "
+                    "for 8/255"
+                )
+        if not 0 < self.beta < math.inf:
+            raise MspcapsError(f"adversary.beta is {self.beta}, but must be a positive number")
+        if self.steps < 1:
+            raise MspcapsError(f"adversary.steps is {self.steps}, but must be at least 1")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One training run. Equal recipes compute the same thing, up to the rounding of the machine."""
 
@@ -67,10 +97,16 @@ class Recipe:
     """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
     """Training augmentation (crop, flip, rotate); default: that of the data set."""
+    adversary: Adversary | None = None
+    """Adversarial training: attack every batch before learning from it."""
     balance: bool = False
     """Draw every class equally often in an epoch, however many images it has."""
     init: str = ""
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
+    ema: float = 0.0
+    """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
+    validation: int = 0
+    """Hold out this many training images and report the weights of the epoch that is best on them; 0: of the last."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
     seed: int = 0
@@ -160,15 +196,19 @@ class Recipe:
 
 
 def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe as a file holds it, whole: a field younger than the file has its default, one of `augment` as well, and
-    a retired field stays only if it says something."""
+    """A recipe as a file holds it, whole: a field younger than the file has its default, one of a table as well, and a
+    retired field stays only if it says something."""
     known = _types(Recipe)
     renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
     written = {renamed.get(key, key): value for key, value in written.items()}
     whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
-    if isinstance(whole["augment"], dict):
-        whole["augment"] = dataclasses.asdict(Augmentation()) | whole["augment"]
+    for key, table in TABLES.items():
+        if isinstance(whole[key], dict):
+            whole[key] = dataclasses.asdict(table()) | whole[key]
     return whole
+
+
+TABLES: dict[str, Any] = {"augment": Augmentation, "adversary": Adversary}
 
 
 def measured_on(held_out: int) -> str:
@@ -213,7 +253,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 def _check_numbers(recipe: Recipe) -> None:
     """What no run can have is refused with the value and the reason."""
-    for name, least in (("epochs", 1), ("batch_size", 2), ("warmup_epochs", 0), ("held_out", 0), ("seed", 0)):
+    least_values = {"epochs": 1, "batch_size": 2, "warmup_epochs": 0, "validation": 0, "held_out": 0, "seed": 0}
+    for name, least in least_values.items():
         if getattr(recipe, name) < least:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at least {least}")
     for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
@@ -224,6 +265,13 @@ def _check_numbers(recipe: Recipe) -> None:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
     if recipe.lr == 0 or recipe.min_lr > recipe.lr:
         raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
+    if recipe.adversary and not recipe.validation:
+        raise MspcapsError(
+            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in "
+            "long runs: set validation to 1000, or to a tenth of a small training set"
+        )
+    if not 0 <= recipe.ema < 1:
+        raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
         raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
     if recipe.seed >= 2**63:
@@ -291,15 +339,15 @@ def _checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
 
 
 def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
-    """A value of the type that a field has; a table becomes an Augmentation, a list a tuple."""
+    """A value of the type that a field has; a table becomes an Augmentation or an Adversary, a list a tuple."""
     union = typing.get_args(kind) if type(None) in typing.get_args(kind) else (kind,)
     for one in union:
         origin = typing.get_origin(one) or one
         if origin is Literal:
             if isinstance(value, str) and value in typing.get_args(one):
                 return value
-        elif origin is Augmentation and isinstance(value, dict):
-            return Augmentation(**_checked(value, Augmentation, f"{where}, {key}"))
+        elif key in TABLES and isinstance(value, dict):
+            return TABLES[key](**_checked(value, TABLES[key], f"{where}, {key}"))
         elif origin is tuple and isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
         elif type(value) is origin or (type(value) is int and origin is float):
@@ -309,6 +357,7 @@ def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
         choices = typing.get_args(wanted)
         hint = nearest(str(value), choices, f"choose {', '.join(choices[:-1])} or {choices[-1]}")
         raise MspcapsError(f"{where}: there is no {key} {shown}: {hint}")
-    words = {"Augmentation": "a table of crop, flip and rotate", "dict": "a table", "tuple": "a list of whole numbers"}
+    words = {"dict": "a table", "tuple": "a list of whole numbers"}
+    words |= {table.__name__: f"a table of {', '.join(_types(table))}" for table in TABLES.values()}
     name = (typing.get_origin(wanted) or wanted).__name__
     raise MspcapsError(f"{where}: {key} must be {words.get(name, name)}, not {shown}")

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.data.augment import augment_images
 from mspcaps.errors import MspcapsError
 from mspcaps.kernels import fuse
 from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
+from mspcaps.training.adversary import RobustLoss
+from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
-from mspcaps.training.loader import Loader
+from mspcaps.training.loader import Loader, take_batch
 from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.recipe import Recipe
 
@@ -45,10 +46,8 @@ def make_step(
 
 def batch_loss(model: Model, loader: Loader) -> Tensor:
     """The model's own loss on the batch at the loader's position."""
-    index = loader.order.index_select(0, loader.position)[0]  # [b]
-    draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
-    x = augment_images(loader.images, index, draws, loader.augment)
-    return model.training_loss(x, loader.labels[index], model.criterion)
+    x, y = take_batch(loader)
+    return model.training_loss(x, y, model.criterion)
 
 
 class Step:
@@ -63,7 +62,8 @@ class Step:
         self.device = loader.images.device
         self.loss_sum = torch.zeros((), device=self.device)
         dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
-        self.keys = torch.zeros(len(dropouts), dtype=torch.int64, device=self.device)
+        adversary, ema = optimizer.recipe.adversary, optimizer.recipe.ema
+        self.keys = torch.zeros(len(dropouts) + bool(adversary), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
         self.fused, self.dropout_keys = model, dropout_keys
@@ -72,6 +72,11 @@ class Step:
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
             self.loss, self.dropout_keys = compile_once(batch_loss), compile_once(dropout_keys)
             optimizer.update = compile_once(optimizer.update)
+        compiled = compile_once if engine != "eager" else lambda function: function
+        if adversary:
+            self.loss = RobustLoss(model, adversary, self.keys[-1:], self.world.rank, compiled)
+        self.average = WeightAverage(model, optimizer, ema, compiled) if ema else None
+        self.evaluated = self.average.model if self.average else model
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -89,6 +94,8 @@ class Step:
         """One step in Python: what the graph records."""
         loss, gradients = self.gradients()
         self.optimizer.step(gradients)
+        if self.average:
+            self.average.update()
         self.loss_sum += loss.detach()
         self.loader.position += 1
 
@@ -122,7 +129,8 @@ class Step:
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
         flat = [t for group in self.optimizer.groups for t in (group.master, *group.state)]
-        return [*flat, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
+        averages = self.average.averages if self.average else []
+        return [*flat, *averages, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
 
 
 def capture_graph(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:

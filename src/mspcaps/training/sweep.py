@@ -80,13 +80,14 @@ def share_of_device(recipe: Recipe, device: torch.device) -> float:
 
 
 def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: Path) -> float:
-    """By what finished runs of the same model and data took on such a device, for the epochs that are still to do;
-    nothing is known before the first."""
-    took = [0.0]
+    """By what finished runs of the same model, data and adversary took on such a device, for the epochs that are still
+    to do; nothing is known before the first."""
+    took, adversary = [0.0], recipe.to_dict()["adversary"]
     for path in entry_path(results, recipe).parent.glob("*.json"):
         with suppress(MspcapsError):  # the report will name what cannot be read
             run = read_run(path)
-            took += [run.seconds.per_epoch] if run.device == device_name(device) else []
+            alike = run.device == device_name(device) and run.recipe["adversary"] == adversary
+            took += [run.seconds.per_epoch] if alike else []
     epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
     if checkpoint.is_file():
         epochs -= read_checkpoint(checkpoint, whole=False)[0]["epoch"]

@@ -3,7 +3,8 @@
     load the images -> build the model -> for every epoch: steps, evaluation, history, checkpoint -> weights and ledger
 
 A run lives in <out>/<dataset>/<model>/<recipe>-seed<k>/ as checkpoint.safetensors while it goes, best.safetensors (best
-test epoch, for comparison with papers that report it) and last.safetensors (what we report).
+test epoch, for comparison with papers that report it) and last.safetensors (what we report). With validation images the
+best epoch is the best on them, and it is what we report.
 """
 
 import contextlib
@@ -11,11 +12,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mspcaps.data import CATALOG, ImageSet, provenance
@@ -29,11 +31,12 @@ from mspcaps.training import ledger
 from mspcaps.training.checkpoint import CHECKPOINT, load_tensors, read_checkpoint, run_folder, save_checkpoint
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
-from mspcaps.training.evaluator import Evaluator
-from mspcaps.training.images import Images, check_outside, load_images, normalization
+from mspcaps.training.evaluator import Evaluator, make_validator
+from mspcaps.training.images import Images, check_outside, hold_out, load_images, normalization
 from mspcaps.training.ledger import Accuracy, Run, Seconds
 from mspcaps.training.loader import make_loader
 from mspcaps.training.recipe import Recipe, measured_on
+from mspcaps.training.result import BEST, LAST, Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rate
 from mspcaps.training.step import make_step
 
@@ -43,42 +46,6 @@ preparation_lock = threading.Lock()
 
 Log = Callable[[str], None]
 Listener = Callable[["Trainer"], None]
-LAST, BEST = "last.safetensors", "best.safetensors"
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One row of a run's history."""
-
-    epoch: int  # 1, 2, ...
-    lr: float
-    loss: float  # mean over the epoch's steps
-    accuracy: float  # percent of the test set, or of what is held out
-    health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
-
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> "Epoch":
-        """A row of a checkpoint; old ones know no health."""
-        return cls(**row | {"health": tuple(BlockHealth(**block) for block in row.get("health", ()))})
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    recipe: Recipe
-    model: Model
-    history: list[Epoch]
-    run: Run  # its entry in the ledger
-    folder: Path
-
-    @property
-    def weights(self) -> Path:
-        """The file that we report."""
-        return self.folder / LAST
-
-    def __repr__(self) -> str:
-        return f"Result({self.folder}: {self.history[-1]})"
 
 
 def build_model(recipe: Recipe, train: Images) -> Model:
@@ -106,6 +73,7 @@ class Trainer:
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
         train, test = load_images(recipe, device, self.log)
+        train, validation = hold_out(recipe, train, "validation") if recipe.validation else (train, None)
         self.recipe = recipe.resolve(train)
         self.classes, self.images = train.classes, (len(train), len(test), train.channels, *train.size)
         self.folder = run_folder(out, self.recipe)
@@ -124,7 +92,9 @@ class Trainer:
         self.engine = choose_engine(engine, device, self.world.size, images)
         self.step = make_step(self.model, self.loader, self.recipe, self.engine, self.world)
         self.optimizer = self.step.optimizer
-        self.evaluator = Evaluator(self.model, test, device, self.engine, self.step.autocast)
+        self.average = self.step.average
+        self.evaluator = Evaluator(self.step.evaluated, test, device, self.engine, self.step.autocast)
+        self.validator = make_validator(self.step, validation, self.recipe, device, self.engine)
         self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
         self.history: list[Epoch] = []
         self.best: dict[str, Tensor] = {}
@@ -204,6 +174,8 @@ class Trainer:
                         self.evaluator.capture()
                     else:
                         self.evaluator.count_all()  # compiles
+                    if self.validator:
+                        self.validator.capture()
             yield
 
     def summary(self) -> str:
@@ -229,9 +201,11 @@ class Trainer:
         loss = self.step.loss_sum.item() / self.loader.steps
         accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
         self.warn_of_collapse(health)
-        if not self.history or accuracy > max(row.accuracy for row in self.history):
+        validation = self.validator.accuracy() if self.validator else None
+        row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
+        if not self.history or row.score > max(before.score for before in self.history):
             self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
-        self.history.append(Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health))
+        self.history.append(row)
         self.step.loss_sum.zero_()
         self.epoch, self.steps_done = self.epoch + 1, 0
         self.listener(self)
@@ -247,8 +221,9 @@ class Trainer:
                 )
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's state with the fp32 master weights in place of the working copies."""
-        return self.model.state_dict() | self.optimizer.masters()
+        """The model's state with the fp32 master weights in place of the working copies, or with their average."""
+        averages = self.average.tensors if self.average else {}
+        return self.model.state_dict() | self.optimizer.masters() | averages
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Everything that a step changes, and parameters that none does: they may be of initial weights, which a run
@@ -258,6 +233,8 @@ class Trainer:
         kept = {
             f"{'frozen' if name in params else 'buffer'}.{name}": state[name] for name in state if name not in trained
         }
+        averages = self.average.tensors if self.average else {}
+        kept |= {f"average.{name}": tensor for name, tensor in averages.items()}
         return self.optimizer.tensors() | kept | {"loss_sum": self.step.loss_sum}
 
     def clock(self) -> float:
@@ -330,24 +307,29 @@ class Trainer:
             if self.best_is_new:
                 self.save_weights(BEST, self.best)
             self.save_weights(LAST, self.weights())
-            run = replace(run, weights_sha256=sha256_of(self.folder / LAST))
+            run = replace(run, weights_sha256=sha256_of(self.folder / reported_file(self.recipe)))
             ledger.write_run(self.entry_path, run)
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
-        weights = {name: tensor.clone() for name, tensor in self.weights().items()}
+        # The best epoch may have been of an earlier sitting, so it is read again; it is the same on every process.
+        weights = load_file(self.folder / BEST, str(self.device)) if self.recipe.validation else self.weights()
         for name, p in self.model.named_parameters():  # its own fp32 parameters again
-            p.data = weights[name]
+            p.data = weights[name].clone()
+        for name, buffer in self.model.named_buffers():
+            if name in weights:
+                buffer.copy_(weights[name])
         self.model.metadata = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
         return Result(self.recipe, self.model.eval(), self.history, run, self.folder)
 
     def entry(self) -> Run:
         """What the ledger will say, but for the checksum of the weights."""
-        best, recipe, seconds = max(self.history, key=lambda row: row.accuracy), self.recipe, self.clock()
+        best, recipe, seconds = max(self.history, key=lambda row: row.score), self.recipe, self.clock()
         health = as_curves([row.health for row in self.history])
         curve: dict[str, Any] = {
             "loss": [float(f"{row.loss:.6g}") for row in self.history],
             "accuracy": [round(row.accuracy, 4) for row in self.history],
             **({"health": health} if health else {}),
+            **({"validation": [round(row.score, 4) for row in self.history]} if self.validator else {}),
         }
         return Run(
             model=recipe.model,

@@ -1,0 +1,58 @@
+"""What a run leaves behind: a row for every epoch, its weights, its entry in the ledger."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mspcaps.evaluation.health import BlockHealth
+from mspcaps.models import Model
+from mspcaps.training.ledger import Run
+from mspcaps.training.recipe import Recipe
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One row of a run's history."""
+
+    epoch: int  # 1, 2, ...
+    lr: float
+    loss: float  # mean over the epoch's steps
+    accuracy: float  # percent of the test set, or of what is held out
+    health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
+    validation: float | None = None  # percent of the validation images, if there are any
+
+    @property
+    def score(self) -> float:
+        """What says which epoch is best."""
+        return self.accuracy if self.validation is None else self.validation
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> "Epoch":
+        """A row of a checkpoint; old ones know no health."""
+        return cls(**row | {"health": tuple(BlockHealth(**block) for block in row.get("health", ()))})
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    recipe: Recipe
+    model: Model
+    history: list[Epoch]
+    run: Run  # its entry in the ledger
+    folder: Path
+
+    @property
+    def weights(self) -> Path:
+        """The file that we report."""
+        return self.folder / reported_file(self.recipe)
+
+    def __repr__(self) -> str:
+        return f"Result({self.folder}: {self.history[-1]})"
+
+
+def reported_file(recipe: Recipe) -> str:
+    """The weights that we report: those of the last epoch, unless there are images to choose the epoch on."""
+    return BEST if recipe.validation else LAST
