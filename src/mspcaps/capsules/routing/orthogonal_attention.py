@@ -117,7 +117,7 @@ class SparseAttentionRouting(nn.Module):
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / d_in) ** 0.5)
+        self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / (n_in * d_in)) ** 0.5)
 
     def extra_repr(self) -> str:
         n_in, d_in, n_out, d_out = self.w.shape
