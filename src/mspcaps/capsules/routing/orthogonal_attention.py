@@ -90,12 +90,15 @@ class SimplifiedOrthogonalRouting(nn.Module):
 class OrthogonalAttentionRouting(nn.Module):
     """Capsules [..., n, d] -> [..., n_out, d]: a head for every output capsule, with orthogonal matrices of its own.
 
-    LayerNorm on the input is not the paper's: without it a stack of these does not train.
+    LayerNorm on the input is not the paper's: without it a stack of these does not train. At first it gives a capsule
+    the length one, which squash would leave it at most: with longer ones attention is so sharp that in a deep stack the
+    least change of an image, or bf16, turns the gradient anywhere.
     """
 
     def __init__(self, d: int, n_out: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(d)
+        nn.init.constant_(self.norm.weight, d**-0.5)
         self.reflections = nn.Parameter(torch.randn(3, n_out, d, d))
 
     def forward(self, u: Tensor) -> Tensor:
