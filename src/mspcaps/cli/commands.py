@@ -14,7 +14,7 @@ from mspcaps.files import check_writable, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mspcaps.evaluation import Prediction
+    from mspcaps.evaluation import Evaluation, Prediction
     from mspcaps.evaluation.health import BlockHealth
 
 
@@ -106,7 +106,7 @@ def show_pretrained(pattern: str) -> None:
 
 
 def evaluate(
-    weights: Positional[str],
+    weights: Annotated[Positional[list[str]], tyro.conf.arg(help_behavior_hint="")],
     data: Maybe[str] = None,
     split: Literal["train", "test", "all"] = "test",
     batch_size: int = 500,
@@ -115,45 +115,80 @@ def evaluate(
     """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
 
     Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
-    is the mean gap between confidence and accuracy over 15 bins.
+    is the mean gap between confidence and accuracy over 15 bins. Several weights are measured one by one and as an
+    ensemble, whose scores are the mean of theirs.
 
     Args:
-        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
-        data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
+        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file; or
+            several of them.
+        data: Data set name, or path of a folder or .npz file; default: the data the (first) weights were trained on.
         split: Which split to use.
         batch_size: Images per batch.
         device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
     """
-    from mspcaps.data import CATALOG
     from mspcaps.evaluation import evaluate as run
-    from mspcaps.evaluation import load_for
+    from mspcaps.evaluation import evaluate_ensemble, load_for
     from mspcaps.export import load_onnx
     from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
-    exported = is_onnx(weights, device)
-    model = load_onnx(weights) if exported else load_model(weights)
-    where = choose_device("cpu" if exported else device)
+    if not weights:
+        raise MspcapsError("name at least one weights file")
+    exported = [is_onnx(name, device) for name in weights]
+    models = [load_onnx(name) if onnx else load_model(name) for name, onnx in zip(weights, exported, strict=True)]
+    where = choose_device("cpu" if any(exported) else device)
     with show_progress("images") as progress:
-        images = load_for(model, data, split, progress.update)
-        result = run(model, images, batch_size, where, progress.update)
+        if len(models) > 1:
+            result, members = evaluate_ensemble(models, data, split, batch_size, where, progress.update)
+        else:
+            images = load_for(models[0], data, split, progress.update)
+            result, members = run(models[0], images, batch_size, where, progress.update), []
+    if members:
+        show_members(weights, members, result)
+    else:
+        show_classes(result)
+    show_source(data or vars(models[0])["metadata"]["recipe"]["data"], split, result.n)
+    if not members:
+        print(
+            f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  "
+            f"loss {result.loss:.4f}  calibration error {result.ece:.2f} % at a mean confidence of "
+            f"{result.confidence:.2f} %"
+        )
+    if result.health:
+        show_health(result.health)
+
+
+def show_classes(result: "Evaluation") -> None:
     counts = result.confusion.sum(1).tolist()
     rows = [
         (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
         for name, count, percent in zip(result.classes, counts, result.per_class, strict=True)
     ]
     table(("class", "images", "accuracy"), rows, right=(1, 2))
-    source = Path(data or vars(model)["metadata"]["recipe"]["data"]).expanduser()
+
+
+def show_members(weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation") -> None:
+    """Every member of an ensemble, and the ensemble last."""
+    rows = [
+        (
+            name, f"{one.accuracy:.2f} %", f"{one.mean_per_class:.2f} %", f"{one.loss:.4f}", f"{one.ece:.2f} %",
+            f"{one.confidence:.2f} %",
+        )
+        for name, one in zip([*weights, f"ensemble of {len(members)}"], [*members, result], strict=True)
+    ]  # fmt: skip
+    heads = ("weights", "accuracy", "mean over classes", "loss", "calibration error", "mean confidence")
+    table(heads, rows, right=(1, 2, 3, 4, 5))
+
+
+def show_source(data: str, split: str, n: int) -> None:
+    """Which images were measured."""
+    from mspcaps.data import CATALOG
+
+    source = Path(data).expanduser()
     own = str(source) not in CATALOG and source.exists()
-    print(f"{source.resolve() if own else images.name}, {split}: {result.n:,} images")
+    print(f"{source.resolve() if own else data}, {split}: {n:,} images")
     if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
         print("this is the fifth of each class that training holds out; --split all takes every picture")
-    print(
-        f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  loss {result.loss:.4f}  "
-        f"calibration error {result.ece:.2f} % at a mean confidence of {result.confidence:.2f} %"
-    )
-    if result.health:
-        show_health(result.health)
 
 
 def show_health(health: "Sequence[BlockHealth]") -> None:

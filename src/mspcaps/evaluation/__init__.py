@@ -7,11 +7,17 @@ from mspcaps.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from mspcaps.evaluation.accuracy import Evaluation, confidence, evaluate
+    from mspcaps.evaluation.ensemble import evaluate_ensemble
     from mspcaps.evaluation.load import load_for
 
-__all__ = ["Evaluation", "Prediction", "confidence", "evaluate", "load_for", "predict", "stream_predictions"]
+__all__ = [
+    "Evaluation", "Prediction", "confidence", "evaluate", "evaluate_ensemble", "load_for", "predict",
+    "stream_predictions",
+]  # fmt: skip
 
 # These need torch, the rest does not.
 __getattr__ = lazy_attributes(
-    __name__, {"Evaluation": "accuracy", "confidence": "accuracy", "evaluate": "accuracy", "load_for": "load"}
+    __name__,
+    {"Evaluation": "accuracy", "confidence": "accuracy", "evaluate": "accuracy", "evaluate_ensemble": "ensemble"}
+    | {"load_for": "load"},
 )
