@@ -326,7 +326,7 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer"]],
+    what: Positional[Literal["train", "infer", "votes"]],
     model: str = "mspcaps_t",
     batch_size: Maybe[int] = None,
     scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -338,7 +338,8 @@ def bench(
     """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
 
     Args:
-        what: train measures training steps, infer the forward pass.
+        what: train measures training steps, infer the forward pass; votes states the memory that routing takes in the
+            families with a matrix for each pair of capsules, beside the usual way to write it.
         model: Model name, as listed by `mspcaps models`.
         batch_size: Images per step, 128 by default. For infer: the largest batch to try.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
@@ -350,8 +351,11 @@ def bench(
     from mspcaps.bench import bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
-    if what == "infer" and (scaling or packed is not None):
+    if what != "train" and (scaling or packed is not None):
         raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
+    if what == "votes":
+        show_votes(128 if batch_size is None else batch_size)
+        return
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
     if what == "train":
@@ -364,6 +368,20 @@ def bench(
         table(head, rows, right=range(1, len(head)))
     print("\n".join(notes))
     print(f"figures: {write_result(results, result)}")
+
+
+def show_votes(batch_size: int) -> None:
+    from mspcaps.bench.votes import bench_votes
+
+    rows = [
+        (
+            f"{one.model}, {one.routing}", format_bytes(one.votes_bytes), format_bytes(one.ours_bytes),
+            format_bytes(one.plain_bytes), f"{one.plain_bytes / one.ours_bytes:.1f} x",
+        )
+        for one in bench_votes(batch_size)
+    ]  # fmt: skip
+    table(("routing", "its votes alone", "ours", "plain form", "plain / ours"), rows, right=(1, 2, 3, 4))
+    print(f"peak of a pass forward and backward, eager, in fp32, for {batch_size} images of 3 x 32 x 32; 10 classes")
 
 
 def log(line: str) -> None:
