@@ -14,6 +14,7 @@ from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper
+from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, gap_words
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
 from reproduction.significance import Difference, signed
@@ -27,7 +28,7 @@ from reproduction.study_tables import (
     read_explanations,
     read_json,
 )
-from reproduction.tables import NEAR, Report, Row, Table, Trial, binomial_error, quoted_cells, read_report, trials_of
+from reproduction.tables import NEAR, Report, Row, Table, Trial, binomial_error, read_report, trials_of
 
 ROOT = Path(__file__).parent.parent
 GENERATED = "<!-- Written by `make regenerate` from results/. Do not edit: a test compares the two. -->"
@@ -44,9 +45,9 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
     """Everything that is written from `results`: docs pages, plots, and README and docs with their blocks made anew."""
     report = read_report(results)
     values = values_of(report, results)
-    found = {
-        root / "docs" / f"{name}.md": render(f"{name}.md.j2", values) for name in ("results", "ablations", "speed")
-    }
+    names = ("results", "baselines", "ablations", "speed")
+    found = {root / "docs" / f"{name}.md": render(f"{name}.md.j2", values) for name in names}
+    found |= {root / "docs" / "baselines" / name: chart for name, chart in values["baseline_charts"].items()}
     for claim in claims.CLAIMS:
         chart = dot_chart(claims.panels(claim, report.compared), claim.title)
         found[root / "docs" / "ablations" / f"{claim.anchor}.svg"] = chart
@@ -101,6 +102,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         if claim.table and (verdict := claims.verdict_on(found)):
             judged.setdefault(verdict, []).append(claim.title)
     pooled, benchmarks = claims.pool(pairs), read_benchmarks(results)
+    baselines = Baselines(report, benchmarks)
     full = [row for table in report.main for row in table.rows if row.gap is not None]
     above = [row for row in report.trained if row.gap is not None and row.gap > NEAR]
     rows = sorted((row for row in report.paper_rows if row.gap is not None), key=lambda row: not row.missed)
@@ -127,13 +129,13 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
-        "table_of": table_of, "baselines_of": baselines_of, "trial_table": trial_table,
+        "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
+        "cost_table": cost_table, "gap_words": gap_words, "table_of": table_of, "trial_table": trial_table,
         "runs_table": lines(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
         "comparison_table": comparison_table(pairs), "repeats_table": repeats_table(report),
         "readme_grid": readme_grid(report), "named_table": named_table, "methods_table": methods_table,
         "candidates_table": candidates_table, "int8_table": int8_table,
         "provenances": sorted({line for table in report.main for line in table.provenances}),
-        "daggers": lambda table: any("†" in b.network for b in table.source.baselines),
         "grid": lambda heads, rows, left: lines(heads, rows, range(left, len(heads))),
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
         "judge": judge, "figures": lambda pair: figures(*pair),
@@ -262,20 +264,6 @@ def table_of(table: Table) -> str:
     return "\n\n".join([title, *said, body, *data])
 
 
-def baselines_of(table: Table) -> str:
-    """The paper's own layout, networks against data sets; 99.53* would begin an emphasis."""
-    source = table.source
-    assert source is not None
-    name = paper.TITLES[source.figures[0].model]
-    rows = [(b.network, "quoted", b.params, *b.accuracy) for b in source.baselines]
-    rows.append((name, "quoted", source.figures[0].params, *(f"{f.accuracy:.2f}" for f in source.figures)))
-    rows = [tuple(NONE if cell == "-" else cell.replace("*", "\\*") for cell in row) for row in rows]
-    params = next(f"{row.params:,}" for row in table.rows if row.dataset == "cifar10")
-    rows += [(f"**{name}**", f"ours, {which} epoch", params, *quoted_cells(table, which)) for which in ("best", "last")]
-    heads = ("network", "source", "parameters", *(row.setting[0] for row in table.rows[: len(source.datasets)]))
-    return lines(heads, rows, range(2, len(heads)))
-
-
 def trial_table(trials: Sequence[Trial]) -> str:
     heads = ("change", "accuracy", "unchanged recipe", "difference", "95 % CI", "epochs", "images")
     rows = []
@@ -331,11 +319,11 @@ def repeats_table(report: Report) -> str:
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     """All measurements, training before inference, small models first, GPUs before CPUs."""
-    order, found = ("train", "infer"), []
+    order, found = ("train", "infer", "families"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:
-            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench train` or `infer`")
+            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`")
         found.append(result)
     key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
         order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]

@@ -26,6 +26,7 @@ class Baseline:
     network: str
     params: str
     accuracy: tuple[str, ...]  # in the order of the table's data sets
+    model: str = ""  # its name in this library; ensembles have none
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tables of the paper with our runs beside its figures, and what was tried where a figure is missed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -127,7 +127,7 @@ class Report:
         """What the paper has no row for."""
         ours = {id(row.group) for table in self.main + self.ablations for row in table.rows}
         others = {
-            "Runs beyond the paper's tables": [group for group in self.tested if id(group) not in ours],
+            "Runs beyond the tables above": [group for group in self.tested if id(group) not in ours],
             "Trials, measured on held-out training images": self.trials,
         }
         heads = ("model", "data", "recipe")
@@ -261,10 +261,3 @@ def data_title(dataset: str) -> str:
 def binomial_error(accuracy: float, images: int) -> float:
     """The standard error of an accuracy, both in percent, as an estimate for all images of the kind."""
     return math.sqrt(accuracy * (100 - accuracy) / images)
-
-
-def quoted_cells(table: Table, which: str) -> Sequence[str]:
-    """Our accuracies in the paper's own layout, one per data set: of the "best" epochs or the "last"."""
-    assert table.source is not None
-    ours = {row.dataset: row.group for row in table.rows}
-    return [str(getattr(group, which)) if (group := ours[d]) else "not trained yet" for d in table.source.datasets]

@@ -3,11 +3,16 @@
 data = mspcaps.load_dataset("cifar10", "test")
 ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
      Path("results/runs/cifar10/mspcaps_t/paper-seed0.json"), data)
+
+python -m tools.ship RUNS   every network of the paper's tables whose weights are small enough, from the folder that its
+                            runs were written to: RUNS/cifar10/MODEL/NAME-seedN/last.safetensors
 """
 
 import dataclasses
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +20,19 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mspcaps.data import CATALOG, ImageSet, facts
+from mspcaps.data import CATALOG, ImageSet, facts, load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
-from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
+from mspcaps.files import ProgressFn, format_bytes, no_progress, sha256_of, write_atomically
 from mspcaps.models import Model, load_model, save_weights
-from mspcaps.models.shipped import SUFFIX, Card, weights_folder
+from mspcaps.models.shipped import SUFFIX, Card, list_pretrained, weights_folder
 from mspcaps.training.ledger import device_name, read_run
 from mspcaps.training.recipe import stored_recipe
+from reproduction.baselines import Baselines, Network
+from reproduction.tables import read_report
 
+ROOT = Path(__file__).parent.parent
+LARGEST = 8_000_000  # bytes of a family's weights in half precision; larger ones are not shipped
 PROBE_PER_CLASS = 10  # few enough that every test run can ask the largest model about them
 MAY_COST = 0.05  # points of accuracy that half precision may cost
 SAME_RUN = 0.2  # points by which fp32 may differ from the ledger, which has the accuracy in the training precision
@@ -153,3 +162,44 @@ def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
     """
     first = [(data.labels == label).nonzero().flatten()[:per_class] for label in range(len(data.classes))]
     return data.subset(torch.cat(first).sort().values)
+
+
+def ship_families(
+    runs: Path, results: Path, data: ImageSet, folder: Path | None = None, device: torch.device | str | None = None
+) -> Iterator[tuple[str, str]]:
+    """Ships the first seed of every network in the paper's tables whose weights are small enough, and tells of each
+    network what became of it."""
+    for network in Baselines(read_report(results)).networks:
+        yield network.model, ship_network(network, runs, results, data, folder, device)
+
+
+def ship_network(
+    network: Network, runs: Path, results: Path, data: ImageSet, folder: Path | None, device: torch.device | str | None
+) -> str:
+    group, cost = network.cifar10.group, network.cost
+    assert cost is not None
+    if group is None:
+        return "not trained yet"
+    run = min(group.runs, key=lambda run: run.seed)  # any other would be chosen by what it reached
+    weights = runs / run.path.with_suffix("") / "last.safetensors"
+    if not weights.is_file() and f"{run.model}.{run.dataset}" in list_pretrained():
+        return "shipped before"
+    if cost.weights_bytes > LARGEST:
+        return f"not shipped: {format_bytes(cost.weights_bytes)} in half precision"
+    if not weights.is_file():
+        return f"not shipped: there is no {weights}"
+    try:
+        card = ship(weights, results / "runs" / run.path, data, folder, device)
+    except MspcapsError as error:
+        return f"not shipped: {error}"
+    return f"{card.accuracy:.2f} %, {format_bytes(card.bytes)}, from {card.ledger}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        for name, outcome in ship_families(Path(sys.argv[1]), ROOT / "results", load_dataset("cifar10", "test")):
+            print(f"{name}: {outcome}", flush=True)
+    except MspcapsError as error:
+        sys.exit(f"error: {error}")

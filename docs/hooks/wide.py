@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-WIDE = ("results.md",)
+WIDE = ("results.md", "baselines.md")
 LONG = re.compile(r"<td>(?:[^< ]*\+[^< ]*|<code>mspcaps train [^<]*</code>)</td>")  # paper+epochs=60+held_out=10000
 
 

@@ -129,7 +129,7 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
 
 
 def test_own_pictures_get_a_batch_that_fits(say, place):
-    draw(place / "pictures", count=40)
+    draw(place / "pictures", count=50)
     spoken = say("train", "--data", "pictures", "--model", "mspcaps_t_scale16", "--epochs", 1, "--device", "cpu")
     assert "custom+batch_size=8+epochs=1-seed0" in spoken.out
 
@@ -225,7 +225,8 @@ def test_weights_that_do_not_fit_the_data(say, place):
 
 
 @pytest.mark.slow
-def test_ctrl_c_tells_how_to_resume(place):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_tells_how_to_resume(place, stop):
     draw(place / "pictures", count=40)
     source = Path(__file__).parents[2] / "src"
     command = [sys.executable, "-m", "mspcaps", "train", "--data", "pictures", *TINY, "--epochs", "10000"]
@@ -233,9 +234,9 @@ def test_ctrl_c_tells_how_to_resume(place):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     process.stdout.readline()  # the first line of progress: training is under way
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + stop
     (checkpoint,) = (place / "runs").rglob("checkpoint.safetensors")
     assert len(err.splitlines()) == 2 and str(checkpoint.parent.relative_to(place)) in err
 

@@ -1,3 +1,4 @@
+import hashlib
 import io
 import os
 import re
@@ -46,18 +47,59 @@ def test_folder_with_its_own_split(root: Path) -> None:
     assert load_dataset(root, "train", img_size=(4, 5)).size == (4, 5)
 
 
-def test_folder_without_split_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
-    for name, count in (("a", 10), ("b", 7), ("c", 1), ("d", 8)):
+def test_folder_without_split_holds_out_about_a_fifth_of_each_class(tmp_path: Path) -> None:
+    for name, count in (("a", 100), ("b", 60), ("c", 1)):
         for n in range(count):
             _save(tmp_path / "set" / name / "deep" / f"{n}.png", n, mode="L")
     train, test = open_folder(tmp_path / "set", "train"), open_folder(tmp_path / "set", "test")
     assert train.channels == 1 and train.size == (6, 8)
-    assert [train.labels.count(k) for k in range(4)] == [8, 6, 1, 6]
-    assert [test.labels.count(k) for k in range(4)] == [2, 1, 0, 2], "as near to a fifth as can be"
-    assert not set(train.paths) & set(test.paths)
+    assert not set(train.paths) & set(test.paths) and len(train) + len(test) == 161
+    expected = [f"{n}.png" for n in range(100) if hashlib.sha256(f"deep/{n}.png".encode()).hexdigest()[:4] < "3333"]
+    assert sorted(Path(p).name for p, k in zip(test.paths, test.labels, strict=True) if k == 0) == sorted(expected)
+    assert 10 < len(expected) < 30 and 2 not in test.labels, "a single picture is for training"
+    assert len(test.notes) == 1 and "no picture of c:" in test.notes[0]
     (tmp_path / "set").rename(tmp_path / "moved")
     moved = open_folder(tmp_path / "moved", "test")
     assert [Path(path).name for path in moved.paths] == [Path(path).name for path in test.paths]
+
+
+def test_what_is_not_read_is_told(root: Path) -> None:
+    (root / "train" / "cat" / "LICENSE").write_text("")
+    _save(root / "train" / "stray.png", 0)
+    train, test = open_folder(root, "train"), open_folder(root, "test")
+    assert len(train) == 6 and len(train.notes) == 2 and len(test.notes) == 3
+    assert "1 .txt" in train.notes[0] and "1 without a suffix" in train.notes[0]
+    assert str(root / "train" / "stray.png") in train.notes[1]
+    assert "cat" in test.notes[2] and "dog" not in test.notes[2], "no picture of a cat is tested"
+    for part in ("train", "test"):
+        _save(root / part / "cat" / "more.png", 0)
+    (root / "train" / "cat" / "LICENSE").unlink(), (root / "train" / "dog" / "notes.txt").unlink()
+    (root / "train" / "stray.png").unlink()
+    assert open_folder(root, "all").notes == ()
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "jpe", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "heic", "heif"])
+def test_every_kind_of_picture_is_read(tmp_path: Path, suffix: str) -> None:
+    shape, mode, white = (8, 6), "RGB", (255, 255, 255)
+    if suffix in ("pgm", "pbm"):
+        mode, white = ("L", 255) if suffix == "pgm" else ("1", 1)  # type: ignore[assignment]
+    if suffix in ("heic", "heif"):
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    kind = {"heic": "HEIF", "heif": "HEIF", "tif": "TIFF", "jfif": "JPEG", "jpe": "JPEG", "avif": "AVIF"}.get(suffix)
+    _save(tmp_path / "set" / "a" / f"one.{suffix}", white, shape, mode, **({"format": kind} if kind else {}))
+    found = open_folder(tmp_path / "set", "train")
+    assert len(found) == 1 and found.notes == () and found.size == (6, 8)
+    assert int(found[0][0].min()) > 250
+
+
+def test_numbers_whose_white_is_unknown_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tiff")
+    Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "wide.tiff")
+    for name in ("float.tiff", "wide.tiff"):
+        with pytest.raises(MspcapsError, match=name):
+            read_picture(tmp_path / name, (4, 4), 1)
+    Image.fromarray(np.full((4, 4), 32_768, np.uint16)).save(tmp_path / "half.tiff")
+    assert read_picture(tmp_path / "half.tiff", (4, 4), 1).tolist() == [[[128] * 4] * 4]
 
 
 @pytest.mark.slow
@@ -66,7 +108,10 @@ def test_split_by_hash_is_a_partition_that_does_not_depend_on_the_order(names: l
     names = [name for name in names if name.isprintable()]
     train, test = split_by_hash(names)
     assert sorted(train + test) == list(range(len(names)))
-    assert len(test) == (0 if len(names) < 2 else max(1, round(len(names) / 5)))
+    assert (train and test) or len(names) < 2
+    if len(test) < len(names) - 1:
+        fewer = split_by_hash(names[1:])[0]
+        assert {names[1:][i] for i in fewer} <= {names[i] for i in train}, "a picture added moves none to the test set"
     backwards = split_by_hash(names[::-1])[1]
     assert {names[i] for i in test} == {names[::-1][i] for i in backwards}
 
@@ -182,7 +227,7 @@ def test_damaged_pictures_never_escape_as_another_exception(tmp_path: Path, data
 
 
 def test_all_broken_pictures_are_named_at_once(tmp_path: Path) -> None:
-    for n in range(8):
+    for n in range(20):
         _save(tmp_path / "set" / "a" / f"{n}.png", n)
     for n in (1, 4):
         (tmp_path / "set" / "a" / f"{n}.png").write_bytes(b"no picture")

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from ledger_makers import enter, entry, shortened
 from mspcaps import load_dataset
 from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
@@ -137,3 +138,32 @@ def test_data_of_ones_own_is_refused(run, tmp_path):
 def test_half_precision_may_gain_but_not_cost_and_a_copy_must_be_of_the_run(found, original, refusal, tmp_path):
     with pytest.raises(MspcapsError, match=refusal) if refusal else contextlib.nullcontext():
         ship.check_cost(found, 90.0, "the same in fp32", original, tmp_path / "entry.json")
+
+
+def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
+    """The first seed of each; large, untrained and missing ones are told."""
+    runs, results, asked = tmp_path / "runs", tmp_path / "results", []
+    for model in ("capsnet", "idp_capsnet", "orthcaps_s"):
+        for seed in (1, 0):
+            enter(results, entry(f"paper/cifar10/{model}", [60.0, 80.0 + seed], seed))
+    enter(results, shortened("paper/cifar10/orthcaps_d", 70.0, 45))
+    for place in ("capsnet/paper-seed0", "idp_capsnet/paper-seed0", "orthcaps_d/paper+epochs=45-seed0"):
+        (runs / "cifar10" / place).mkdir(parents=True)
+        (runs / "cifar10" / place / "last.safetensors").touch()
+
+    def shipped(weights, ledger_entry, data, folder, device):
+        assert weights.is_file() and ledger_entry.is_file()
+        asked.append(f"{weights.parent.parent.name}/{weights.parent.name}")
+        if "orthcaps_d" in asked[-1]:
+            raise MspcapsError("half precision costs 1.00 points")
+        return weights_card(accuracy=80.0, bytes=1_100_000)
+
+    def weights_card(**known):
+        return weights.Card(**dict.fromkeys(weights.Card.__dataclass_fields__) | known)
+
+    monkeypatch.setattr(ship, "ship", shipped)
+    told = dict(ship.ship_families(runs, results, None))
+    assert asked == ["idp_capsnet/paper-seed0", "orthcaps_d/paper+epochs=45-seed0"]
+    assert "80.00 %" in told["idp_capsnet"] and "1.00 points" in told["orthcaps_d"]
+    assert "MB" in told["capsnet"] and told["da_capsnet"] == "not trained yet"
+    assert "last.safetensors" in told["orthcaps_s"] and len(told) == 14

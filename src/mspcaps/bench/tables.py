@@ -12,6 +12,8 @@ def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
     """The tables of a result and the notes below them."""
     if result["what"] == "train":
         return training_tables(result), training_notes(result)
+    if result["what"] == "families":
+        return families_tables(result), families_notes(result)
     return inference_tables(result), inference_notes(result)
 
 
@@ -107,6 +109,38 @@ def inference_notes(result: dict[str, Any]) -> list[str]:
     ]
     notes += busy_note(environment)
     return notes + [f"Without {form}: {why}" for form, why in result["unavailable"].items()]
+
+
+def families_tables(result: dict[str, Any]) -> list[Table]:
+    """One row per family, the fewest parameters first."""
+    head = (
+        "family", "parameters", "MMAC", "ms per step", "training, images/s", "relative", "memory",
+        "inference, images/s", "relative",
+    )  # fmt: skip
+    rows: Rows = []
+    for name, family in sorted(result["families"].items(), key=lambda item: item[1]["params"]):
+        train, infer = family["train"], family["infer"]
+        memory = train.get("peak_memory_bytes")
+        rows.append((
+            name, f"{family['params']:,}", number(family["macs"] / 1e6), number(train["ms_per_step"]["median"]),
+            f"{train['images_per_second']:,.0f}", f"{number(train['relative'])} x",
+            "-" if memory is None else format_bytes(memory),
+            f"{infer['images_per_second']:,.0f}", f"{number(infer['relative'])} x",
+        ))  # fmt: skip
+    return [(head, rows)]
+
+
+def families_notes(result: dict[str, Any]) -> list[str]:
+    environment, family = result["environment"], result["families"][result["reference"]]
+    train, infer = family["train"], family["infer"]
+    return [
+        f"“Relative”: images per second over those of {result['reference']}, measured in turn with each family.",
+        f"Device: {environment['device']}; torch {environment['software']['torch']}; training: {train['form']}, "
+        f"{train['precision']}, batch size {result['batch_size']}; inference: {infer['form']}, batch size "
+        f"{result['inference_batch_size']}; synthetic images like CIFAR-10's.",
+        *busy_note(environment),
+        *[f"Without {name}: {why}" for name, why in result["failed"].items()],
+    ]
 
 
 def busy_note(environment: dict[str, Any]) -> list[str]:

@@ -39,7 +39,8 @@ DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.ve
 
 
 def main(args: list[str] | None = None) -> int:
-    """Exit status 0: done; 1: some of it failed; 2: one sentence on stderr says why not; 130: stopped by Ctrl-C."""
+    """Exit status 0: done; 1: some of it failed; 2: one sentence on stderr says why not; 130 or 128 + N: stopped
+    by Ctrl-C or by signal N."""
     args = sys.argv[1:] if args is None else args
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, print_results, show_progress, stoppable, table
+from mspcaps.cli.common import Maybe, note_skipped, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes
 
@@ -233,6 +233,7 @@ def predict(
 def check_paths(paths: list[Path]) -> None:
     if not paths:
         raise MspcapsError("name at least one picture or folder")
+    note_skipped(paths)
 
 
 def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
@@ -326,8 +327,9 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer", "votes"]],
+    what: Positional[Literal["train", "infer", "families", "votes"]],
     model: str = "mspcaps_t",
+    models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
     batch_size: Maybe[int] = None,
     scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     packed: Maybe[int] = None,
@@ -338,21 +340,24 @@ def bench(
     """Measure speed on this machine against an eager PyTorch reference and a ResNet of similar size, in one run.
 
     Args:
-        what: train measures training steps, infer the forward pass; votes states the memory that routing takes in the
-            families with a matrix for each pair of capsules, beside the usual way to write it.
-        model: Model name, as listed by `mspcaps models`.
-        batch_size: Images per step, 128 by default. For infer: the largest batch to try.
+        what: train measures training steps, infer the forward pass, families both for every family of models; votes
+            states the memory that routing takes where every pair of capsules has a matrix, beside the plain form.
+        model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
+        models: families only: measure these instead of all.
+        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu or cuda; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_families, bench_infer, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
     if what != "train" and (scaling or packed is not None):
         raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
+    if what != "families" and models:
+        raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
     if what == "votes":
         show_votes(128 if batch_size is None else batch_size)
         return
@@ -361,6 +366,8 @@ def bench(
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
         result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
+    elif what == "families":
+        result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
     else:
         result = bench_infer(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)

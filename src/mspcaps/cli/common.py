@@ -4,15 +4,19 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import tyro
 
+from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
 from mspcaps.progress import Progress
 
 T = TypeVar("T")
+STOPPING = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
 
 
@@ -39,6 +43,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     console.print(grid)
 
 
+def note_skipped(paths: Iterable[Path]) -> None:
+    """On stderr: what lies in the folders and is no picture."""
+    skipped: Skipped = Counter()
+    for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
+        deque(pictures_below(folder, skipped=skipped), maxlen=0)
+    if skipped:
+        print(f"note: there are also {describe_skipped(skipped)}", file=sys.stderr)
+
+
 def print_results(results: Iterable[tuple[str, str | None]]) -> int:
     """A line per picture, or an error on stderr, as they come; the exit status says whether any failed."""
     status = 0
@@ -50,26 +63,32 @@ def print_results(results: Iterable[tuple[str, str | None]]) -> int:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """What Ctrl-C sets, so that runs can end in order; a second Ctrl-C ends everything at once.
+    """What Ctrl-C sets, or a cluster or a closed terminal, so that runs can save their checkpoints; a second one ends
+    everything at once.
 
     KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
     and a thread that is just being started is left behind.
     """
     from mspcaps.training import Stopped
 
-    stop = threading.Event()
+    stop, status = threading.Event(), 0
 
-    def interrupted(*_: object) -> None:
+    def interrupted(number: int, _: object) -> None:
+        nonlocal status
+        status = 128 + number
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+        with suppress(OSError):  # of a terminal that is gone
+            os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.signal(number, interrupted) for number in STOPPING}
     try:
         yield stop
     except Stopped as stopped:
-        print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
-        raise KeyboardInterrupt from None
+        with suppress(OSError):
+            print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
+        raise SystemExit(status) from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """A folder of pictures as a data set: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/* without a split.
 
-The test folder may also be called val, valid or validation. Without a split, one fifth of each class is held out: the
-pictures whose path below the class folder has the smallest sha256. The same files are split alike on every machine.
+The test folder may also be called val, valid or validation. Without a split, about one fifth of each class is held
+out: the pictures whose path below the class folder has a small sha256. The same files are split alike on every machine.
 """
 
 import hashlib
@@ -23,7 +23,15 @@ from torch.utils.data import Dataset
 from mspcaps.data.catalog import CATALOG
 from mspcaps.data.formats import has_manifest
 from mspcaps.data.imageset import ImageSet
-from mspcaps.data.pictures import pictures_below, read_header, read_picture
+from mspcaps.data.pictures import (
+    KINDS,
+    SUFFIXES,
+    Skipped,
+    describe_skipped,
+    pictures_below,
+    read_header,
+    read_picture,
+)
 from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import ProgressFn, no_progress, to_utf8
 
@@ -45,6 +53,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     name: str
     size: tuple[int, int]
     channels: int
+    notes: tuple[str, ...] = ()  # what of the folder is not in it, in sentences
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -128,7 +137,8 @@ def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None)
     Without `img_size` the common size of the training pictures is used; if they differ or exceed 64 pixels, a square
     with the median of their shorter sides, at most 64. Pictures are read as grey only if all those sampled are grey.
     """
-    train, test, classes = _listing(root)
+    skipped: Skipped = Counter()
+    train, test, classes = _listing(root, skipped)
     chosen = {"train": train, "test": test, "all": train + test}[split]
     if not chosen:
         missing = (
@@ -139,15 +149,37 @@ def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None)
         raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {missing}")
     size, channels = _common_size_and_channels([path for path, _ in train or test])
     paths, labels = zip(*chosen, strict=True)
-    return FolderImages(paths, labels, classes, root.name, img_size or size, channels)
+    notes = _notes(root, split, labels, classes, skipped)
+    return FolderImages(paths, labels, classes, root.name, img_size or size, channels, notes)
+
+
+def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str], skipped: Skipped) -> tuple[str, ...]:
+    """What a user might believe to be there: files that are no pictures, pictures of no class, classes not tested."""
+    notes = []
+    if skipped:
+        notes.append(f"{root} also holds {describe_skipped(skipped)}")
+    parts = [place for name in ("train", *TEST_FOLDERS) if (place := root / name).is_dir()] or [root]
+    stray = [
+        entry.path
+        for place in parts
+        for entry in os.scandir(place)
+        if entry.is_file() and Path(entry.path).suffix.lower() in SUFFIXES
+    ]
+    if stray:
+        notes.append(f"{len(stray):,} pictures lie in no class folder and are not used, such as {min(stray)}")
+    if missing := [name for number, name in enumerate(classes) if number not in {*labels}]:
+        named = ", ".join(missing[:MAX_NAMED_ERRORS]) + (" and more" if len(missing) > MAX_NAMED_ERRORS else "")
+        notes.append(f"the {split} split of {root} has no picture of {named}: its accuracy says nothing about that")
+    return tuple(notes)
 
 
 def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Positions for training and for testing, both in the given order; a single picture is for training."""
-    order = sorted(
-        range(len(names)), key=lambda i: (hashlib.sha256(names[i].encode("utf-8", "surrogateescape")).digest(), i)
-    )
-    count = 0 if len(names) < 2 else max(1, round(len(names) / HELD_OUT))
+    """Positions for training and for testing. A name with a small sha256 is tested, so that pictures added later move
+    none from training to testing; of two names or more each side gets at least one."""
+    digests = [hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in names]
+    order = sorted(range(len(names)), key=lambda i: (digests[i], i))
+    count = sum(int.from_bytes(digest[:8]) < 2**64 // HELD_OUT for digest in digests)
+    count = 0 if len(names) < 2 else min(max(count, 1), len(names) - 1)
     return sorted(order[count:]), sorted(order[:count])
 
 
@@ -168,24 +200,24 @@ Entry = tuple[str, int]
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
-def _listing(root: Path) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
+def _listing(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
     """Training pictures, test pictures and class names of a folder."""
     if not root.is_dir():
         raise MspcapsError(f"{root} is not a folder")
     if (root / "train").is_dir():
         classes = _class_folders(root / "train", root)
-        train = _pictures(root / "train", classes, classes)
+        train = _pictures(root / "train", classes, classes, skipped)
         place = _test_folder(root)
         if place is None:
             return train, [], classes
         names = _class_folders(place, root)
         if unknown := sorted(set(names) - set(classes)):
             raise MspcapsError(f"{place / unknown[0]} is a class that {root / 'train'} does not have")
-        return train, _pictures(place, names, classes), classes
+        return train, _pictures(place, names, classes, skipped), classes
     classes = _class_folders(root, root)
     train, test = [], []
     for name in classes:
-        entries = _pictures(root, [name], classes)
+        entries = _pictures(root, [name], classes, skipped)
         kept, held_out = split_by_hash([Path(path).relative_to(root / name).as_posix() for path, _ in entries])
         train += [entries[i] for i in kept]
         test += [entries[i] for i in held_out]
@@ -215,7 +247,7 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
     return tuple(item.name for item in folders)
 
 
-def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> list[Entry]:
+def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str], skipped: Skipped) -> list[Entry]:
     """Class by class, sorted paths; links to folders below a class folder are not followed."""
 
     def refuse(error: OSError) -> None:
@@ -223,9 +255,9 @@ def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str]) -> lis
 
     entries = []
     for name in names:
-        paths = sorted(pictures_below(folder / name, onerror=refuse))
+        paths = sorted(pictures_below(folder / name, refuse, skipped))
         if not paths:
-            raise MspcapsError(f"the class folder {folder / name} holds no PNG, JPEG, BMP, WebP or GIF picture")
+            raise MspcapsError(f"the class folder {folder / name} holds no {KINDS}")
         entries += [(path, classes.index(name)) for path in paths]
     return entries
 

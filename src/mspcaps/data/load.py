@@ -9,7 +9,7 @@ import torch
 
 from mspcaps.data.cache import read_cached
 from mspcaps.data.catalog import CATALOG, facts
-from mspcaps.data.folder import open_folder, split_by_hash
+from mspcaps.data.folder import HELD_OUT, open_folder
 from mspcaps.data.formats import check_labels, has_manifest, read_npz, read_packed, to_nchw
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
@@ -96,7 +96,7 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
 
 
 def _from_npz(path: Path, split: str) -> ImageSet:
-    """x_train, y_train, x_test, y_test; or images, labels (a fifth of each class is held out); optionally classes."""
+    """x_train, y_train, x_test, y_test; or images, labels (every fifth of a class is held out); optionally classes."""
     arrays = read_npz(path)
     names = arrays.get("classes")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
@@ -108,12 +108,11 @@ def _from_npz(path: Path, split: str) -> ImageSet:
     whole = _from_arrays({"x_train": arrays["images"], "y_train": labels}, "train", classes, path.stem)
     if split == "all":
         return whole
-    chosen: list[int] = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        kept, held_out = split_by_hash([str(i) for i in members])
-        chosen += members[kept if split == "train" else held_out].tolist()
-    return whole.subset(torch.tensor(sorted(chosen), dtype=torch.int64))
+    tested = np.concatenate([np.flatnonzero(labels == label)[HELD_OUT - 1 :: HELD_OUT] for label in np.unique(labels)])
+    chosen = tested if split == "test" else np.setdiff1d(np.arange(len(labels)), tested)
+    if not len(chosen):
+        raise MspcapsError(f"{path} holds no images to test on: that takes at least {HELD_OUT} of one class")
+    return whole.subset(torch.from_numpy(np.sort(chosen)))
 
 
 def _as_size(img_size: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import os
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,8 +17,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mspcaps.errors import MspcapsError
 
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif"))
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "AVIF")  # Pillow's names
+KINDS = "PNG, JPEG, BMP, WebP, GIF, TIFF, PPM, PGM or AVIF picture"
+HEIC = frozenset((".heic", ".heif"))  # with the extra `heic`
+SUFFIXES = HEIC | {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
+}
 MAX_PIXELS = 1 << 26  # 64 megapixels; a header may promise more than any memory holds
 MAX_DECODE_SCALE = 4  # a large photograph is decoded at about this many times the wanted size, then resized
 _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"))
@@ -29,12 +35,30 @@ _BROKEN = (
 )
 
 
-def pictures_below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[str]:
-    """Paths of the files with the suffix of a picture, in any order; hidden files and linked folders are left out."""
+Skipped = Counter[str]  # suffix -> files that are no pictures
+
+
+def pictures_below(
+    folder: Path, onerror: Callable[[OSError], None] | None = None, skipped: Skipped | None = None
+) -> Iterator[str]:
+    """Paths of the files with the suffix of a picture, in any order; hidden files and linked folders are left out.
+    `skipped` counts the files with other suffixes."""
     for place, _, files in os.walk(folder, onerror=onerror):
         for file in files:
-            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
+            suffix = os.path.splitext(file)[1].lower()
+            if file.startswith("."):
+                continue
+            if suffix in SUFFIXES:
                 yield os.path.join(place, file)
+            elif skipped is not None:
+                skipped[suffix] += 1
+
+
+def describe_skipped(skipped: Skipped) -> str:
+    """files that are not read as pictures: 3 .txt, 1 without a suffix; the most frequent first."""
+    return "files that are not read as pictures: " + ", ".join(
+        f"{count:,} {suffix or 'without a suffix'}" for suffix, count in skipped.most_common()
+    )
 
 
 def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | None]]:
@@ -46,11 +70,11 @@ def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | Non
             yield path, None
             continue
         errors: list[OSError] = []
-        pictures = sorted(map(Path, pictures_below(path, onerror=errors.append)))
+        pictures = sorted(map(Path, pictures_below(path, errors.append)))
         for error in errors:
             yield Path(error.filename), f"cannot read {error.filename}: {error.strerror}"
         if not pictures and not errors:
-            yield path, f"{path} holds no PNG, JPEG, BMP, WebP or GIF picture"
+            yield path, f"{path} holds no {KINDS}"
         for picture in pictures:
             yield picture, None
 
@@ -62,11 +86,11 @@ def open_picture(path: Path) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # checked below, with a lower limit
-            picture = Image.open(path, formats=FORMATS)
+            picture = Image.open(path, formats=known_formats(path))
     except Image.DecompressionBombError as error:
         raise MspcapsError(f"{path} is refused: it claims more than {MAX_PIXELS} pixels") from error
     except UnidentifiedImageError as error:
-        raise MspcapsError(f"cannot read {path}: it is not a PNG, JPEG, BMP, WebP or GIF picture") from error
+        raise MspcapsError(f"cannot read {path}: it is not a {KINDS}") from error
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
     width, height = picture.size
@@ -78,12 +102,29 @@ def open_picture(path: Path) -> Image.Image:
     return picture
 
 
+def known_formats(path: Path) -> tuple[str, ...]:
+    """What a file may be, whatever its suffix says; HEIC only if it says so, since its reader is an extra."""
+    if path.suffix.lower() not in HEIC:
+        return FORMATS
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise MspcapsError(
+            f"cannot read {path}: HEIC pictures need one more package, `pip install 'mspcaps[heic]'`"
+        ) from error
+    register_heif_opener()
+    return (*FORMATS, "HEIF")
+
+
 def read_header(path: Path) -> tuple[tuple[int, int], bool]:
     """Upright size (height, width) and whether the picture is grey, from its header alone."""
     with open_picture(path) as picture:
         try:
             # asking a PNG or GIF for its EXIF data would decode the whole picture
-            turned = picture.format in ("JPEG", "WEBP") and picture.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+            turned = (
+                picture.format in ("JPEG", "MPO", "WEBP", "TIFF", "AVIF")
+                and picture.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+            )
         except _BROKEN as error:
             raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
         width, height = picture.size
@@ -116,7 +157,7 @@ def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: in
             upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
             if upright.size != (size[1], size[0]):
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        except _BROKEN as error:
+        except (*_BROKEN, MspcapsError) as error:
             name = "the picture" if picture is source else source
             raise MspcapsError(f"cannot read {name}: {_reason(error)}") from error
     pixels = np.array(upright)
@@ -126,7 +167,12 @@ def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: in
 def _flatten(picture: Image.Image) -> Image.Image:
     """Scale 16-bit greys to 8 bits, which Pillow would clip, and put white behind transparent pixels."""
     if picture.mode.startswith("I"):
-        return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+        greys = np.asarray(picture).astype(np.int64)
+        if greys.min(initial=0) < 0 or greys.max(initial=0) > 65535:
+            raise MspcapsError("its greys do not lie between 0 and 65535: save it with 8 or 16 bits")
+        return Image.fromarray((greys >> 8).astype(np.uint8))
+    if picture.mode == "F":
+        raise MspcapsError("its pixels are floating-point numbers, whose white is unknown: save it with 8 or 16 bits")
     if picture.has_transparency_data:
         layers = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
@@ -134,6 +180,8 @@ def _flatten(picture: Image.Image) -> Image.Image:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, MspcapsError):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, MemoryError):

@@ -126,10 +126,6 @@ def backbone_backward(
     d_weights: list[Tensor] = [x.new_empty(0)] * n
     d_pooled, dx, above, skip = list(grads), x.new_empty(0), None, None
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False), SideStream(x.device) as side:
-        with side.after_main():  # ready before the first of them is used
-            turned = [
-                flip_kernel(w) if dgrad_as_conv(w, stride) else None for w, stride in zip(weights, strides, strict=True)
-            ]
         for i in reversed(range(n)):
             norm = Norm(ys[i], means[i], rstds[i], gammas[i], betas[i])
             capsules = d_pooled.pop().contiguous() if pools[i] else None
@@ -141,15 +137,13 @@ def backbone_backward(
             dy = maps.gradient_through_norm(norm, source, products[i], d_gammas[i], d_betas[i], in_place)
             skip = source.above if shortcuts[i] else None
             below = x if i == 0 else nchw(outs[i - 1])
-            if i == n - 1:
-                side.join()
             with side.after_main(dy, skip):
                 if i == 0 and patches.numel():
                     d_weights[i] = patch_weight_gradient(dy, patches, weights[i])
                 else:
                     _, d_weights[i], _ = conv_backward(nchw(dy), below, weights[i], strides[i], [False, True, False])
             if i > 0:
-                above = nhwc(input_gradient(nchw(dy), below, weights[i], turned[i], strides[i]))
+                above = nhwc(input_gradient(nchw(dy), below, weights[i], strides[i]))
             elif need_dx:
                 dx, _, _ = conv_backward(nchw(dy), below, weights[i], strides[i], [True, False, False])
                 dx = as_channels_last(dx)
@@ -241,21 +235,11 @@ def conv_backward(
     )  # fmt: skip
 
 
-def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, turned: Tensor | None, stride: int) -> Tensor:
-    if turned is not None:
-        return nchw(narrow_conv(nhwc(dy), turned, 1))
+def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Of narrow convolutions by our own: for wide ones cuDNN's was faster on an H200."""
+    if stride == 1 and narrow(weight):
+        return nchw(narrow_conv(nhwc(dy), weight, 1, turned=True))
     return conv_backward(dy, x, weight, stride, [True, False, False])[0]
-
-
-def dgrad_as_conv(weight: Tensor, stride: int) -> bool:
-    """Whether the input gradient is taken as our convolution of the output gradient with the kernel turned round. For
-    wide ones cuDNN's own input gradient was faster on an H200."""
-    return stride == 1 and narrow(weight)
-
-
-def flip_kernel(weight: Tensor) -> Tensor:
-    """[o, c, 3, 3] -> [c, o, 3, 3], both directions reversed."""
-    return as_channels_last(weight.flip(2, 3).transpose(0, 1))
 
 
 def patch_weight_gradient(dy: Tensor, patches: Tensor, weight: Tensor) -> Tensor:

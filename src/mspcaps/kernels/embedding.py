@@ -62,12 +62,12 @@ def embed_backward(
     grads: list[Tensor], averages: list[Tensor], weights: list[Tensor], gammas: list[Tensor],
     normed: list[Tensor], rstd: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """-> per scale the gradient of its averages; then those of all weights and positions, flat and in the precision of
-    the averages; then those of all biases, gammas and betas, flat and in fp32."""
+    """-> per scale the gradient of its averages; then, flat, those of all weights and positions in the precision of the
+    averages; then, flat and in fp32, the same again and those of all biases, gammas and betas."""
     from mspcaps.kernels.triton_kernels import embed_backward as kernel
 
-    d_averages, matrices, vectors = empty_gradients(averages, weights)
-    total = matrices.new_zeros(matrices.numel() + vectors.numel(), dtype=torch.float32)
+    d_averages, matrices, total = empty_gradients(averages, weights)
+    total.zero_()
     pieces = iter(total.split([size for shape in shapes(averages, weights) for size in shape]))
     parts = {(kind, i): next(pieces) for kind in ("weight", "position", "vectors") for i in range(len(averages))}
     for i, x in enumerate(averages):
@@ -79,13 +79,13 @@ def embed_backward(
                 len(rstd[i]), **sizes,
             )  # fmt: skip
     matrices.copy_(total[: matrices.numel()])
-    return [*d_averages, matrices, total[matrices.numel() :].clone()]
+    return [*d_averages, matrices, total]
 
 
 @embed_backward.register_fake
 def _(grads: list[Tensor], averages: list[Tensor], weights: list[Tensor], *_: Any) -> list[Tensor]:
-    d_averages, matrices, vectors = empty_gradients(averages, weights)
-    return [*d_averages, matrices, vectors]
+    d_averages, matrices, total = empty_gradients(averages, weights)
+    return [*d_averages, matrices, total]
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -100,7 +100,7 @@ def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     kinds = [list(ctx.saved_tensors[i : i + scales]) for i in range(0, 6 * scales, scales)]
     averages, weights, gammas, out, normed, rstd = kinds
     given = [torch.zeros_like(u) if g is None else g for g, u in zip(grads, out, strict=False)]
-    *d_averages, matrices, vectors = embed_backward(given, averages, weights, gammas, normed, rstd)
+    *d_averages, matrices, total = embed_backward(given, averages, weights, gammas, normed, rstd)
     sizes = shapes(averages, weights)
     flat = matrices.split([*sizes[0], *sizes[1]])
     d_weights = [piece.view_as(w) for piece, w in zip(flat, weights, strict=False)]
@@ -108,7 +108,9 @@ def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         piece.view(x.shape[1], len(w)).to(dtype)
         for piece, x, w, dtype in zip(flat[scales:], averages, weights, ctx.dtypes, strict=True)
     ]
-    d_biases, d_gammas, d_betas = zip(*[piece.chunk(3) for piece in vectors.split(sizes[2])], strict=True)
+    d_biases, d_gammas, d_betas = zip(
+        *[piece.chunk(3) for piece in total[len(matrices) :].split(sizes[2])], strict=True
+    )
     return d_averages, d_weights, list(d_biases), d_positions, list(d_gammas), list(d_betas), None
 
 
@@ -129,10 +131,10 @@ def empty_results(averages: list[Tensor], weights: list[Tensor]) -> tuple[list[T
 
 
 def empty_gradients(averages: list[Tensor], weights: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
-    in_weights, in_positions, in_vectors = shapes(averages, weights)
-    x = averages[0]
-    vectors = x.new_empty(sum(in_vectors), dtype=torch.float32)
-    return [u.new_empty(u.shape) for u in averages], x.new_empty(sum(in_weights) + sum(in_positions)), vectors
+    in_weights, in_positions, in_vectors = map(sum, shapes(averages, weights))
+    matrices = averages[0].new_empty(in_weights + in_positions)
+    total = matrices.new_empty(len(matrices) + in_vectors, dtype=torch.float32)
+    return [u.new_empty(u.shape) for u in averages], matrices, total
 
 
 def tiles(x: Tensor, weight: Tensor) -> tuple[tuple[int], dict[str, Any]]:

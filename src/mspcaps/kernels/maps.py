@@ -163,16 +163,18 @@ def narrow(weight: Tensor) -> bool:
 
 
 def narrow_conv(
-    x: Tensor, weight: Tensor, stride: int, shift: Tensor | None = None, sums: Tensor | None = None
-) -> Tensor:
+    x: Tensor, weight: Tensor, stride: int, shift: Tensor | None = None, sums: Tensor | None = None,
+    turned: bool = False,
+) -> Tensor:  # fmt: skip
     """x [b, h, w, c], weight [o, c, 3, 3] in channels_last -> [b, ho, wo, o], padding 1.
 
-    With `shift` [o] and `sums` [2, o] adds sum (y - shift) and sum (y - shift)^2 over the pixels.
+    With `shift` [o] and `sums` [2, o] adds sum (y - shift) and sum (y - shift)^2 over the pixels. `turned` takes the
+    gradient of such a convolution with stride 1 back to its input: [b, h, w, o] -> [b, h, w, c].
     """
     from mspcaps.kernels.triton_kernels import conv3x3
 
     b, h, w, c = x.shape
-    o, ho, wo = len(weight), -(-h // stride), -(-w // stride)
+    o, ho, wo = weight.shape[int(turned)], -(-h // stride), -(-w // stride)
     y = x.new_empty(b, ho, wo, o)
     rows = b * ho * wo
     bm = 128 if rows >= 128 * 264 else 64
@@ -180,7 +182,7 @@ def narrow_conv(
     counted = (shift, *sums) if sums is not None else (None, None, None)
     conv3x3[(-(-rows // bm), 1)](
         x, weight.permute(0, 2, 3, 1).contiguous(), y, *counted, rows,
-        H=h, W=w, HO=ho, WO=wo, C=c, COUT=o, STRIDE=stride, SUMS=sums is not None,
+        H=h, W=w, HO=ho, WO=wo, C=c, COUT=o, STRIDE=stride, TURNED=turned, SUMS=sums is not None,
         WIDE=x.dtype == torch.float32 or not x.is_cuda,
         BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn >= 16384 else 4, num_stages=3,
     )  # fmt: skip

@@ -220,11 +220,12 @@ def image_patches(
 def conv3x3(
     x, weight, y, shift, sums, squares, M,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, COUT: tl.constexpr,
-    STRIDE: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
+    STRIDE: tl.constexpr, TURNED: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """x [b, H, W, C], weight [COUT, 3, 3, C] -> y [M = b HO WO, COUT], padding 1. With SUMS adds sum (y - shift) and
-    sum (y - shift)^2 over the pixels, of y as it is stored; a shift near the mean avoids cancellation."""
+    sum (y - shift)^2 over the pixels, of y as it is stored; a shift near the mean avoids cancellation. TURNED reads
+    a weight [C, 3, 3, COUT] from its last tap to its first: from the gradient of an output to that of the input."""
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     real, used = row < M, column < COUT
     b, top, left = row // (HO * WO), (row // WO % HO) * STRIDE - 1, (row % WO) * STRIDE - 1
@@ -237,7 +238,10 @@ def conv3x3(
         inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         at = (corner + (tap // 3 * W + tap % 3) * C)[:, None] + c[None, :]
         x_tile = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
-        at = column[None, :] * (9 * C) + (tap * C + c)[:, None]
+        if TURNED:
+            at = column[None, :] + (c * (9 * COUT) + (8 - tap) * COUT)[:, None]
+        else:
+            at = column[None, :] * (9 * C) + (tap * C + c)[:, None]
         w_tile = tl.load(weight + at, mask=used[None, :] & (c < C)[:, None], other=0.0)
         if WIDE:  # Triton's interpreter would multiply the bits of bf16 numbers
             total += tl.dot(x_tile.to(tl.float32), w_tile.to(tl.float32), input_precision="ieee")

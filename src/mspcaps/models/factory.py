@@ -9,11 +9,13 @@ from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import use_channels_last
-from mspcaps.models.model import ImageSize, Model
+from mspcaps.models.model import TASK, ImageSize, Model
 from mspcaps.models.registry import build_model, check_name, registered_models
 from mspcaps.models.shipped import default_weights, find_weights, list_pretrained, weights_path
 from mspcaps.models.transfer import transfer
-from mspcaps.models.weights_file import load_state, read_weights
+from mspcaps.models.weights_file import check_state, load_state, read_weights
+
+USUAL = 128  # classes, channels, pixels a side
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -84,14 +86,28 @@ def load_model(name_or_path: str | Path) -> Model:
 def load_file(path: Path) -> Model:
     """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
     header, tensors = read_weights(path)
+    config = header.pop("model")
     try:
-        model = build_model(**header.pop("model"))
+        if not is_usual(config):  # its header may promise more than any memory holds
+            with torch.device("meta"):
+                twin = build_model(**config)
+            check_state(twin, twin.upgrade_state(tensors), path)
+        model = build_model(**config)
     except MspcapsError as error:
+        raise MspcapsError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    except RuntimeError as error:  # more bytes than can be counted
         raise MspcapsError(f"{path}: {error}") from error
     load_state(model, model.upgrade_state(tensors), path)
     use_channels_last(model)
     model.metadata = header
     return model.eval()
+
+
+def is_usual(config: dict[str, Any]) -> bool:
+    """Whether the sizes in a header are small whatever the model: to look at shapes first takes PyTorch a second."""
+    sides = config.get("img_size")
+    sizes = (config.get("num_classes"), config.get("in_chans"), *(sides if isinstance(sides, list) else [sides]))
+    return config.keys() <= {"name", *TASK} and all(isinstance(n, int) and n <= USUAL for n in sizes)
 
 
 def as_model(model: nn.Module | str | Path) -> nn.Module:

@@ -57,7 +57,7 @@ class Normalize(nn.Module):
         self.img_size = img_size
         # float() first: NumPy scalars would become float64 buffers, and the first convolution refuses those
         self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor([float(s) for s in std]).clamp_min(1e-3).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor([max(float(s), 1e-3) for s in std]).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         check_floating(x)

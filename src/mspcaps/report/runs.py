@@ -58,6 +58,12 @@ class Group:
         return self.spread("best")
 
     @property
+    def gpu_seconds(self) -> float:
+        """Of one run, on average: its share of the device where runs shared it and none had it to itself."""
+        alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]
+        return statistics.fmean(alone or [run.seconds.train / run.seconds.side_by_side for run in self.runs])
+
+    @property
     def training_time(self) -> str:
         """Of one run, on average; of those that had the device to themselves, if there are any."""
         alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]

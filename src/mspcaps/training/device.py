@@ -1,6 +1,7 @@
 """What a run computes on: the device, its free memory, the precision and the engine that suit it."""
 
 import contextlib
+import ctypes
 import os
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from mspcaps.errors import MspcapsError
 
 Engine = Literal["eager", "compile", "cudagraph"]
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # Linux
 WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
 
 
@@ -32,7 +34,20 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
         if device.index >= torch.cuda.device_count():
             raise MspcapsError(f"there is no device {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
         torch.cuda.set_device(device)  # graphs are recorded on the current one
+    else:
+        keep_freed_memory()
     return device
+
+
+@cache
+def keep_freed_memory() -> None:
+    """glibc gives every large block back to the system when it is freed and then waits for new, zeroed pages: half of
+    the time of a step on images of 96 pixels. Blocks up to 2 GB now stay with this process for its next step."""
+    trim_threshold, mmap_threshold, most = -1, -3, 2**31 - 1
+    with contextlib.suppress(OSError):  # another C library
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(trim_threshold, most)
+        libc.mallopt(mmap_threshold, most)
 
 
 def choose_engine(name: str | None, device: torch.device, processes: int = 1, images: int = 0) -> Engine:
@@ -72,12 +87,15 @@ def working_precision(device: torch.device, precision: str | None = None) -> tor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that images may be kept in."""
+    """Memory that is free on the device; on a CPU within the limits of its container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    with contextlib.suppress(OSError, ValueError):  # Linux; what is free without giving up caches would be too little
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 4 << 30
+    if not MEMINFO.is_file():
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 8 << 30
+        return pages // 2
+    lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024  # what is free without giving up caches would be too little
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return free

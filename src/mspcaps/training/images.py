@@ -10,6 +10,7 @@ from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, o
 from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
 from mspcaps.errors import MspcapsError
 from mspcaps.training.device import free_bytes
+from mspcaps.training.memory import check_memory
 from mspcaps.training.recipe import Recipe
 
 Images = ImageSet | FolderImages
@@ -42,7 +43,11 @@ def load_splits(recipe: Recipe, device: torch.device, log: Callable[[str], None]
             f"{recipe.data} has only one class{' folder' if folder else ''}, {train.classes[0]}, but training needs at "
             f"least two{': name the folder whose subfolders are the classes' if folder else ''}"
         )
+    for note in dict.fromkeys(note for part in (train, test) if isinstance(part, FolderImages) for note in part.notes):
+        log(f"note: {note}")
     size = training_size(recipe, train)
+    resident = 0 if isinstance(train, FolderImages) else len(train)  # those of folders are read only if they fit
+    check_memory(recipe, device, len(train.classes), train.channels, size, resident)
     train, test = resized(train, size), resized(test, size)
     if isinstance(train, ImageSet) and isinstance(test, ImageSet):
         return train.to(device), test

@@ -222,6 +222,8 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in ("warmup_start", "lr_gamma", "momentum"):
         if getattr(recipe, name) > 1:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
+    if recipe.lr == 0 or recipe.min_lr > recipe.lr:
+        raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
         raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
     if recipe.seed >= 2**63:

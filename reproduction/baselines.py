@@ -1,0 +1,283 @@
+"""The paper's Tables 2 and 3 with our runs beside every row, what each network costs, and where the two differ."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from mspcaps.bench.tables import number
+from mspcaps.data.catalog import facts
+from mspcaps.files import format_bytes
+from mspcaps.models import Summary, summarize
+from mspcaps.pages import grid
+from mspcaps.report.runs import Group, settings
+from mspcaps.training.recipe import list_recipes
+from reproduction import paper
+from reproduction.paper import PaperTable
+from reproduction.significance import signed
+from reproduction.tables import Report, changes, data_title, recipe_settings
+from reproduction.tradeoff import Mark, tradeoff_chart
+
+NONE = "–"
+MUCH = 2.0  # points: a difference that asks for a cause
+EPOCHS = 300  # of the paper's recipe
+CONTROLS = {2: "resnet20", 3: "resnet18"}  # what stands below each table for comparison
+TITLES = {"resnet20": "ResNet-20", "resnet18": "ResNet-18"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network on one data set: what the paper prints ("-" where there is nothing) and our runs."""
+
+    dataset: str
+    printed: str
+    group: Group | None
+    native: Group | None = None  # by the network's own recipe
+
+    @property
+    def figure(self) -> float | None:
+        return None if self.printed == "-" else float(self.printed.rstrip("*"))
+
+    @property
+    def gap(self) -> float | None:
+        """Our best epoch, mean over seeds, less the paper's figure, which is a best epoch too."""
+        if self.group is None or self.figure is None:
+            return None
+        return round(round(self.group.best.mean, 2) - self.figure, 2)
+
+    @property
+    def ours(self) -> str:
+        """88.26 ± 0.10, best 88.40 ± 0.08, n = 3, in three lines: six columns of one line each would be too wide."""
+        if self.group is None:
+            return NONE
+        epochs = self.group.first.epochs
+        fewer = "" if epochs == EPOCHS else f", {epochs} epochs"
+        return f"{self.group.last}<br>best {self.group.best}<br>n = {self.group.last.n}{fewer}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row of the paper, or a ResNet; an ensemble has no model here and stays quoted."""
+
+    title: str
+    model: str
+    printed_params: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def cost(self) -> Summary | None:
+        return cost_of(self.model) if self.model else None
+
+    @property
+    def cifar10(self) -> Cell:
+        return next(cell for cell in self.cells if cell.dataset == "cifar10")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A cell that ours misses or exceeds by more than two points, and what is said about it."""
+
+    network: Network
+    cell: Cell
+    tried: str = ""
+    cause: str = ""
+
+    @property
+    def explained(self) -> bool:
+        return bool(self.tried and self.cause)
+
+    @property
+    def title(self) -> str:
+        return f"{self.network.title} on {data_title(self.cell.dataset)}"
+
+    @property
+    def native_recipe(self) -> str | None:
+        name = f"native/{self.cell.dataset}/{self.network.model}"
+        return name if name in list_recipes() else None
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Both tables, and what was measured about the speed of their networks."""
+
+    report: Report
+    benchmarks: Sequence[Mapping[str, Any]] = ()
+    words: Mapping[str, Any] = field(default_factory=lambda: paper.read_toml("differences.toml"))
+
+    @cached_property
+    def tables(self) -> list[tuple[PaperTable, list[Network]]]:
+        return [(source, self.rows(source)) for source in paper.MAIN]
+
+    def rows(self, source: PaperTable) -> list[Network]:
+        """The baselines, MSPCaps, and the ResNet, of which the paper prints nothing."""
+        printed = [(b.network, b.model, b.params, b.accuracy) for b in source.baselines]
+        own, control = source.figures[0].model, CONTROLS[source.number]
+        figures = {f.dataset: f"{f.accuracy:.2f}" for f in source.figures}
+        mine = tuple(figures[dataset] for dataset in source.datasets)
+        printed.append((paper.TITLES[own], own, source.figures[0].params, mine))
+        printed.append((TITLES[control], control, NONE, ("-",) * len(source.datasets)))
+        found = []
+        for title, model, params, accuracies in printed:
+            cells = (self.cell(model, *pair) for pair in zip(source.datasets, accuracies, strict=True))
+            found.append(Network(title, model, params, tuple(cells)))
+        return found
+
+    def cell(self, model: str, dataset: str, printed: str) -> Cell:
+        kind = "controls" if model in TITLES else "paper"
+        groups = (self.trained(f"{way}/{dataset}/{model}") for way in (kind, "native"))
+        return Cell(dataset, printed, *groups)
+
+    def trained(self, recipe: str) -> Group | None:
+        """The runs of a recipe; where there are none, those that differ from it in the number of epochs alone, the
+        longest."""
+        if recipe not in list_recipes():
+            return None
+        wanted = recipe_settings(recipe)
+        same = [g for g in self.report.tested if (g.first.model, g.first.dataset) == (wanted["model"], wanted["data"])]
+        like = [g for g in same if not changes(settings(g.first.recipe), wanted)]
+        return max(like, key=lambda g: (g.first.epochs == wanted["epochs"], g.first.epochs), default=None)
+
+    @property
+    def networks(self) -> list[Network]:
+        """All that can be trained: ensembles left out."""
+        return [network for _, rows in self.tables for network in rows if network.model]
+
+    @property
+    def untrained(self) -> list[Network]:
+        """Those without a run on CIFAR-10."""
+        return [network for network in self.networks if network.cifar10.group is None]
+
+    @property
+    def ranked(self) -> list[Network]:
+        """Capsule networks with runs on CIFAR-10, the least accurate first."""
+        trained = {n.model: (n.cifar10.group.last.mean, n) for n in self.networks if n.cifar10.group}
+        return [n for _, n in sorted(trained.values(), key=lambda pair: pair[0]) if n.model not in TITLES]
+
+    @property
+    def controls(self) -> list[Network]:
+        return [network for network in self.networks if network.model in TITLES]
+
+    @property
+    def shortened(self) -> list[Network]:
+        """Those whose runs on CIFAR-10 had fewer epochs than the paper's recipe."""
+        return [n for n in self.networks if n.cifar10.group and n.cifar10.group.first.epochs != EPOCHS]
+
+    @property
+    def families(self) -> set[str]:
+        """Of capsules: MSPCaps-T and -L are one, OrthCaps-S and -D are one."""
+        return {re.sub(r"_[a-z]$", "", network.model) for network in self.networks if network.model not in TITLES}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has a run of ours: only then may anything say that all families are here."""
+        return not self.untrained
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Where our best epoch and the paper's figure are more than two points apart, the largest first."""
+        found = []
+        for network in self.networks:
+            for cell in network.cells:
+                if cell.gap is not None and abs(cell.gap) > MUCH:
+                    said = self.words.get(network.model, {}).get(cell.dataset, {})
+                    found.append(Difference(network, cell, said.get("tried", ""), said.get("cause", "")))
+        return sorted(found, key=lambda difference: -abs(difference.cell.gap or 0.0))
+
+    @property
+    def unexplained(self) -> list[str]:
+        return [difference.title for difference in self.differences if not difference.explained]
+
+    @cached_property
+    def speeds(self) -> dict[str, Mapping[str, Any]]:
+        """What `mspcaps bench families` measured of each model: on the first GPU, or on a CPU where there is none; of
+        several measurements the newest."""
+        results = sorted(self.bench_results, key=lambda result: result["environment"]["date"])
+        return {name: family for result in results for name, family in result["families"].items()}
+
+    @property
+    def bench_results(self) -> list[Mapping[str, Any]]:
+        """All on one device."""
+        found = [result for result in self.benchmarks if result["what"] == "families"]
+        return [r for r in found if r["environment"]["device"] == found[0]["environment"]["device"]]
+
+
+@cache
+def cost_of(model: str) -> Summary:
+    """At CIFAR-10's shape."""
+    known = facts("cifar10")
+    return summarize(model, len(known.classes), known.channels, known.img_size)
+
+
+# What the page shows
+
+
+def accuracy_table(source: PaperTable, rows: Iterable[Network]) -> str:
+    """Of every data set the printed figure and ours."""
+    heads = ["network", "parameters, paper", "parameters, ours"]
+    for dataset in source.datasets:
+        heads += [f"{data_title(dataset)}, paper", f"{data_title(dataset)}, ours"]
+    shown = []
+    for row in rows:
+        params = f"{row.cost.params:,}" if row.cost else NONE
+        line = [row.title, escaped(row.printed_params), params]
+        for cell in row.cells:
+            line += [escaped(cell.printed), cell.ours]
+        shown.append(line)
+    return "\n".join(grid(heads, shown, range(1, len(heads))))
+
+
+def escaped(cell: str) -> str:
+    """99.53* would begin an emphasis."""
+    return NONE if cell == "-" else cell.replace("*", "\\*")
+
+
+def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
+    """At 3 x 32 x 32: arithmetic, the training that the ledger tells of, and what was measured."""
+    heads = (
+        "network", "parameters", "MMAC", "training on CIFAR-10, GPU s", "epochs", "training, images/s", "relative",
+        "peak memory", "inference, images/s",
+    )  # fmt: skip
+    shown = []
+    for row in rows:
+        if row.cost is None:
+            continue
+        group, speed = row.cifar10.group, baselines.speeds.get(row.model)
+        trained = (f"{group.gpu_seconds:,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
+        cells = speed_cells(speed) if speed else (NONE,) * 4
+        shown.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
+    return "\n".join(grid(heads, shown, range(1, len(heads))))
+
+
+def speed_cells(family: Mapping[str, Any]) -> tuple[str, ...]:
+    train, memory = family["train"], family["train"].get("peak_memory_bytes")
+    return (
+        f"{train['images_per_second']:,.0f}", f"{number(train['relative'])} ×",
+        NONE if memory is None else format_bytes(memory), f"{family['infer']['images_per_second']:,.0f}",
+    )  # fmt: skip
+
+
+def charts(baselines: Baselines) -> dict[str, str]:
+    """Accuracy against parameters and against the cost of training; file name -> SVG."""
+    by_size, by_cost = [], []
+    for network in baselines.networks:
+        cell, control = network.cifar10, network.model in TITLES
+        last = cell.group.last.mean if cell.group else None
+        assert network.cost is not None
+        title = network.title
+        if cell.group and cell.group.first.epochs != EPOCHS:
+            title += f" ({cell.group.first.epochs} epochs)"
+        if last is not None or cell.figure is not None:
+            by_size.append(Mark(title, network.cost.params, last, cell.figure, control))
+        if cell.group:
+            by_cost.append(Mark(title, cell.group.gpu_seconds, last, None, control))
+    upwards = "CIFAR-10 accuracy (percent)"
+    size, cost = "parameters at 3 × 32 × 32", "training on CIFAR-10, seconds of one GPU"
+    found = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}
+    if by_cost:
+        found["accuracy_cost.svg"] = tradeoff_chart(by_cost, (cost, upwards), "Accuracy against the cost of training")
+    return found
+
+
+def gap_words(difference: Difference) -> str:
+    return signed(difference.cell.gap or 0.0)

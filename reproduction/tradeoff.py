@@ -1,0 +1,196 @@
+"""A picture of networks: accuracy upwards, what it costs to the right on a logarithmic scale, a label at every mark."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from mspcaps.pages.charts import log_ticks, nice_ticks
+from reproduction.dots import STYLE, diamond
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 540, 70, 26, 16, 92
+LETTER, LINE, RADIUS = 8.4, 17.0, 6.0  # of a wide font: width of a letter, height of a label; of a mark
+MORE_STYLE = """
+.label { font-size: 14px }
+.control { fill: #4b8b3b; fill-opacity: .8 }
+.link { stroke: #9aa0ab; stroke-width: 1.2; stroke-dasharray: 3 3 }
+.lead { stroke: #9aa0ab; stroke-width: 1 }
+@media (prefers-color-scheme: dark) { .control { fill: #8fd07c } .link, .lead { stroke: #737985 } }
+"""
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One network: its cost, our accuracy and the paper's, in percent; either may be missing, but not both."""
+
+    name: str
+    x: float
+    ours: float | None
+    paper: float | None = None
+    control: bool = False  # no capsules
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where numbers lie on the picture."""
+
+    xs: Sequence[float]  # ticks
+    ys: Sequence[float]
+
+    def x_at(self, value: float) -> float:
+        low, high = math.log(self.xs[0]), math.log(self.xs[-1])
+        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(value) - low) / (high - low)
+
+    def y_at(self, value: float) -> float:
+        bottom = HEIGHT - BOTTOM
+        return bottom - (bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
+
+    def anchor(self, mark: Mark) -> tuple[float, float]:
+        """Where the label belongs: ours, or the paper's where there is no run."""
+        value = mark.ours if mark.ours is not None else mark.paper
+        assert value is not None, f"{mark.name} has no accuracy"
+        return self.x_at(mark.x), self.y_at(value)
+
+    def drawn(self, axes: tuple[str, str]) -> list[str]:
+        bottom, right, middle = HEIGHT - BOTTOM, WIDTH - RIGHT, (TOP + HEIGHT - BOTTOM) / 2
+        parts = []
+        for tick in self.xs:
+            x = self.x_at(tick)
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+            parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{short(tick)}</text>')
+        for tick in self.ys:
+            y = self.y_at(tick)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="faint" x="{LEFT - 9}" y="{y + 5:.1f}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text x="{right}" y="{bottom + 42}" text-anchor="end">{escape(axes[0])}</text>')
+        turned = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
+        return [*parts, f"<text {turned}>{escape(axes[1])}</text>"]
+
+
+def short(value: float) -> str:
+    """300K, 10M, 1,000"""
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value >= 1e4 else f"{value:,g}"
+
+
+def tradeoff_chart(marks: Sequence[Mark], axes: tuple[str, str], label: str) -> str:
+    """A standalone SVG that follows light and dark: filled marks are ours, hollow ones the paper's."""
+    costs = [mark.x for mark in marks]
+    values = [value for mark in marks for value in (mark.ours, mark.paper) if value is not None]
+    frame = Frame(log_ticks(min(costs), max(costs)), nice_ticks(min(values), max(values)))
+    boxes = place_labels(marks, frame)
+    parts = frame.drawn(axes)
+    for mark in marks:
+        parts += links(mark, frame, boxes[mark.name])
+    for mark in marks:
+        parts += one_mark(mark, frame)
+    for mark in marks:
+        parts.append(one_label(mark.name, boxes[mark.name], frame.x_at(mark.x)))
+    parts += key(marks)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(label)}"><style>{STYLE}{MORE_STYLE}</style>{"".join(parts)}</svg>\n'
+    )
+
+
+def one_mark(mark: Mark, frame: Frame) -> list[str]:
+    parts, x = [], frame.x_at(mark.x)
+    if mark.paper is not None:
+        parts.append(diamond(x, frame.y_at(mark.paper), f"{mark.name}, the paper: {mark.paper:.2f}"))
+    if mark.ours is not None:
+        title = f"<title>{escape(mark.name)}: {mark.ours:.2f}, {short(float(f'{mark.x:.3g}'))}</title>"
+        parts.append(shape(x, frame.y_at(mark.ours), mark.control, title))
+    return parts
+
+
+def one_label(name: str, box: Box, x: float) -> str:
+    """Fixed at the side of the mark, whatever the width of the reader's font."""
+    side = "start" if box[0] > x else "end" if box[2] < x else "middle"
+    at = {"start": box[0], "end": box[2], "middle": (box[0] + box[2]) / 2}[side]
+    return f'<text class="label" x="{at:.1f}" y="{box[3] - 4:.1f}" text-anchor="{side}">{escape(name)}</text>'
+
+
+def shape(x: float, y: float, control: bool, title: str = "") -> str:
+    """A square for what has no capsules, a disc for the rest: colour alone does not tell them apart."""
+    if control:
+        side = 2 * RADIUS - 1
+        at = f'x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" width="{side}" height="{side}"'
+        return f'<rect class="control" {at}>{title}</rect>'
+    return f'<circle class="run" cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}">{title}</circle>'
+
+
+def links(mark: Mark, frame: Frame, box: Box) -> list[str]:
+    """A line between our figure and the paper's, and one from a label to a mark that it does not touch."""
+    x, y = frame.anchor(mark)
+    parts = []
+    if mark.ours is not None and mark.paper is not None:
+        other = frame.y_at(mark.paper)
+        parts.append(f'<line class="link" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{other:.1f}"/>')
+    near_x, near_y = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+    if math.hypot(near_x - x, near_y - y) > 2 * RADIUS:
+        parts.append(f'<line class="lead" x1="{x:.1f}" y1="{y:.1f}" x2="{near_x:.1f}" y2="{near_y:.1f}"/>')
+    return parts
+
+
+def place_labels(marks: Sequence[Mark], frame: Frame) -> dict[str, Box]:
+    """A box for every label beside its mark. Each takes the best place that the others leave it, until none moves."""
+    taken = [around(frame.x_at(m.x), frame.y_at(v)) for m in marks for v in (m.ours, m.paper) if v is not None]
+    for mark in marks:  # nor does a label cross the line between two marks
+        if mark.ours is not None and mark.paper is not None:
+            x, (top, bottom) = frame.x_at(mark.x), sorted(map(frame.y_at, (mark.ours, mark.paper)))
+            taken.append((x - 1, top, x + 1, bottom))
+    choices = {mark.name: candidates(mark, frame) for mark in marks}
+    boxes = {name: found[0] for name, found in choices.items()}
+    for _ in range(20):
+        before = dict(boxes)
+        for name, found in choices.items():
+            others = [box for other, box in boxes.items() if other != name]
+            boxes[name] = min(found, key=lambda box: cost(box, found, others, taken))
+        if boxes == before:
+            break
+    return boxes
+
+
+def candidates(mark: Mark, frame: Frame) -> list[Box]:
+    """Places for a label, the nearest first: right, left, above, below and the corners, then the same further away."""
+    x, y = frame.anchor(mark)
+    width, found = LETTER * len(mark.name), []
+    for distance in (RADIUS + 3, RADIUS + 14, RADIUS + 28, RADIUS + 46):
+        for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
+            middle = x + right * (distance + width / 2)
+            centre = y + down * (distance + LINE / 2)
+            found.append((middle - width / 2, centre - LINE / 2, middle + width / 2, centre + LINE / 2))
+    return found
+
+
+def cost(box: Box, found: Sequence[Box], others: Sequence[Box], taken: Sequence[Box]) -> float:
+    """Other labels and the edges weigh most, then marks, then the distance."""
+    outside = max(0.0, LEFT - box[0]) + max(0.0, box[2] - (WIDTH - RIGHT)) + max(0.0, 2 - box[1])
+    outside += max(0.0, box[3] - (HEIGHT - BOTTOM))
+    labels, marks = (sum(shared_area(box, other) for other in boxes) for boxes in (others, taken))
+    return 100 * outside + 20 * labels + 10 * marks + found.index(box)
+
+
+def shared_area(a: Box, b: Box) -> float:
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0
+
+
+def around(x: float, y: float) -> Box:
+    return x - RADIUS - 1, y - RADIUS - 1, x + RADIUS + 1, y + RADIUS + 1
+
+
+def key(marks: Sequence[Mark]) -> list[str]:
+    """What the marks mean; only those that are there."""
+    x, y, parts = float(LEFT), HEIGHT - 14, []
+    shown = [
+        (any(m.ours is not None and not m.control for m in marks), shape(0, 0, False), "capsules, last epoch"),
+        (any(m.control for m in marks), shape(0, 0, True), "no capsules, last epoch"),
+        (any(m.paper is not None for m in marks), diamond(0, 0, "the paper"), "printed in the paper, best epoch"),
+    ]
+    for there, drawn, words in shown:
+        if there:
+            parts.append(f'<g transform="translate({x + 7:.1f} {y - 5})">{drawn}</g>')
+            parts.append(f'<text class="faint" x="{x + 20:.1f}" y="{y}">{words}</text>')
+            x += 44 + 7 * len(words)
+    return parts

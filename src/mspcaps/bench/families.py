@@ -1,0 +1,128 @@
+"""`mspcaps bench families`: what every family costs to train and to run, each beside one reference in the same run."""
+
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from mspcaps.bench.infer import Forward, images
+from mspcaps.bench.result import environment
+from mspcaps.bench.timing import Effort, Timed, Timing, measure_peak, significant, time_interleaved
+from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
+from mspcaps.data import ImageSet
+from mspcaps.errors import MspcapsError, first_line
+from mspcaps.models import check_name, list_models, summarize
+from mspcaps.training.device import choose_engine
+
+Log = Callable[[str], None]
+CONVENTIONS = {
+    "data": "synthetic: random images of CIFAR-10's shape and count, for training augmented as CIFAR-10 is",
+    "model": "each family with its default options and without a decoder, trained by the paper's recipe",
+    "macs": "multiply-adds of one image's forward pass, matrix products and convolutions only",
+    "ms_per_step": "median over blocks of steps that alternate with blocks of the reference",
+    "images_per_second": "train: of the trainer's own step; infer: of the forward pass in evaluation mode",
+    "relative": "images per second over those of the reference in the blocks between: above 1 it is faster",
+    "peak_memory_bytes": "GPU only: allocated for tensors while training, less the images",
+    "memory_bytes_per_image": "computed: activations kept for the backward pass in fp32",
+}
+
+
+def list_families() -> list[str]:
+    """Registered models, less the variants of one: those whose name begins with another's, such as mspcaps_t_dr."""
+    names = list_models()
+    return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
+
+
+def bench_families(
+    reference: str = "mspcaps_t",
+    device: torch.device | None = None,
+    batch_size: int | None = None,
+    models: Sequence[str] = (),
+    quick: bool = False,
+    log: Log = lambda line: None,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
+) -> dict[str, Any]:
+    """Measure all families, or the `models` named; one that does not fit into memory or compile is told as failed.
+    Compiling them all takes minutes: `save` gets what there is after every family."""
+    device = device or torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    batch_size = batch_size if batch_size is not None else PAPER.batch_size if on_gpu else 16
+    if batch_size < 2:
+        raise MspcapsError(f"batch_size is {batch_size}, but BatchNorm needs at least 2 images in a batch")
+    for name in (reference, *models):
+        check_name(name)
+    if on_gpu:
+        torch.backends.cudnn.benchmark = True  # as the trainer does
+    where = environment(device)  # before the machine is busy with us
+    task = Task(batch_size, images=CIFAR10.train if on_gpu and not quick else 4 * batch_size)
+    pair = Pair(reference, task, device, quick)
+    result: dict[str, Any] = {
+        "what": "families", "model": "+".join(models) or "all", "reference": reference, "quick": quick,
+        "environment": where, "conventions": CONVENTIONS, "batch_size": batch_size,
+        "inference_batch_size": pair.inference_batch, "families": {}, "failed": {},
+    }  # fmt: skip
+    for name in dict.fromkeys((reference, *(models or list_families()))):
+        log(f"measuring {name}")
+        try:
+            result["families"][name] = pair.measure(name)
+        except (MspcapsError, RuntimeError) as error:  # out of memory, or what the compiler or a graph does not take
+            if name == reference:
+                raise
+            result["failed"][name] = first_line(error)
+            log(f"left out: {result['failed'][name]}")
+        save(result)
+    return result
+
+
+class Pair:
+    """The reference, which stays, and one family after the other beside it."""
+
+    def __init__(self, reference: str, task: Task, device: torch.device, quick: bool) -> None:
+        self.reference, self.task, self.device = reference, task, device
+        on_gpu = device.type == "cuda" and not quick
+        # A CPU would compile a dozen networks for longer than it measures them.
+        self.engine = choose_engine(None if on_gpu else "eager", device)
+        self.form = "captured" if on_gpu else "channels_last"
+        self.inference_batch = 1024 if on_gpu else task.batch_size
+        self.effort = Effort.for_device(device, quick).shortened()
+        self.data: ImageSet = task.data().to(device)
+        self.step = self.train(reference)
+        self.forward = self.infer(reference)
+
+    def train(self, name: str) -> EngineRun:
+        run = EngineRun(self.task.model(name), self.data, self.task, self.engine)
+        run.run(2)  # the allocator still learns from the first
+        return run
+
+    def infer(self, name: str) -> Forward:
+        forward = Forward(self.task.model(name), self.form, self.device)
+        forward.prepare(images(self.inference_batch))
+        return forward
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """The figures of one family."""
+        cost = summarize(name, self.task.num_classes, CIFAR10.channels, self.task.img_size)
+        gc.collect()  # the family before: together they would fill a GPU, and models and optimizers hold each other
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        step, memory = measure_peak(partial(self.train, name), self.device)
+        precision, trained = step.precision, self.beside(self.step, step)
+        del step
+        ran = self.beside(self.forward, self.infer(name))
+        train: dict[str, Any] = {"form": self.engine, "precision": precision, "ms_per_step": trained[1].to_dict()}
+        train |= rates(trained, self.task.batch_size) | ({} if memory is None else {"peak_memory_bytes": memory})
+        return {
+            "params": cost.params, "macs": cost.macs, "memory_bytes_per_image": cost.memory_bytes_per_image,
+            "train": train, "infer": {"form": self.form, **rates(ran, self.inference_batch)},
+        }  # fmt: skip
+
+    def beside(self, reference: Timed, other: Timed) -> tuple[Timing, Timing]:
+        timings = time_interleaved({"reference": reference, "other": other}, self.device, self.effort)
+        return timings["reference"], timings["other"]
+
+
+def rates(timings: tuple[Timing, Timing], batch: int) -> dict[str, float]:
+    reference, other = (timing.median for timing in timings)
+    return {"images_per_second": significant(1000 * batch / other), "relative": significant(reference / other)}
