@@ -178,6 +178,17 @@ def test_eval_on_changed_pictures(say, place):
     assert "--images is 13" in say("eval", weights, "--split", "all", "--images", 13).err
 
 
+def test_eval_of_several_weights_is_an_ensemble(say, place):
+    draw(place / "pictures")
+    one, other = trained(place / "w.safetensors"), trained(place / "v.safetensors", "mspcaps_t_scale8")
+    spoken = say("eval", one, other, "--data", "pictures")
+    rows = [line.split() for line in spoken.out.splitlines() if "%" in line]
+    assert [row[0] for row in rows] == [str(one), str(other), "ensemble"] and "test: 2 images" in spoken.out
+    alone = say("eval", one, "--data", "pictures").out
+    assert f"accuracy {rows[0][1]} %" in alone and f"loss {rows[0][5]}" in alone
+    assert str(place / "none.safetensors") in say("eval", one, place / "none.safetensors").err
+
+
 def test_long_work_without_a_terminal_gets_a_line_now_and_then(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("mspcaps.progress.time.monotonic", lambda: now[0])

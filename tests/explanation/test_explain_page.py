@@ -41,7 +41,12 @@ def weights(path: Path, name: str = "mspcaps_t", channels: int = 3) -> Path:
         ("mspcaps_t_p3", 2, (32, 32), "tree"), ("mspcaps_t_scale16", 3, (48, 32), "tree"),
         ("mspcaps_t_scale32_16", 3, (32, 32), "tree"), ("mspcaps_t_dr", 3, (32, 32), "couplings"),
         ("mspcaps_t_self", 3, (32, 32), "couplings"), ("resnet20", 3, (29, 21), ""),
-        ("mspcaps_t_linear_margin", 3, (32, 32), ""),
+        ("mspcaps_t_linear_margin", 3, (32, 32), ""), ("aa_capsnet", 3, (17, 18), ""),
+        ("capsnet", 3, (17, 18), "couplings"), ("capsnet_cifar", 1, (6, 8), "couplings"),
+        ("ar_capsnet", 3, (12, 12), "couplings"), ("da_capsnet", 1, (16, 16), "couplings"),
+        ("deepcaps", 3, (12, 12), "couplings"), ("rs_capsnet", 3, (12, 12), "couplings"),
+        ("idp_capsnet", 3, (13, 14), "couplings"), ("efficient_capsnet", 3, (17, 17), "couplings"),
+        ("orthcaps_s", 3, (17, 18), "couplings"), ("orthcaps_d", 3, (4, 5), "couplings"),
     ],
 )  # fmt: skip
 def test_the_page_is_whole_and_needs_nothing_else(name, channels, size, drawings):
@@ -54,6 +59,12 @@ def test_the_page_is_whole_and_needs_nothing_else(name, channels, size, drawings
     for drawing in ("tree", "couplings"):
         assert html.count(f'class="{drawing}"') == (2 if drawing == drawings else 0)
     assert html.count('class="big"') == 3, "the parts and two heat maps"
+
+
+def test_every_family_is_in_the_test_above():
+    (marks,) = (m for m in test_the_page_is_whole_and_needs_nothing_else.pytestmark if m.name == "parametrize")
+    families = {name for name in mspcaps.list_models() if not name.startswith(("mspcaps_", "resnet"))}
+    assert families <= {case[0] for case in marks.args[1]}
 
 
 def test_which_classes_it_is_about():

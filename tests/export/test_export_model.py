@@ -27,7 +27,7 @@ KINDS = {
     "mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_p3", "mspcaps_t_scale16", "mspcaps_t_scale32_16", "mspcaps_t_dr",
     "mspcaps_t_self", "mspcaps_t_mean", "mspcaps_t_add", "mspcaps_t_concat", "mspcaps_t_linear", "resnet20", "capsnet",
     "aa_capsnet", "ar_capsnet", "da_capsnet", "deepcaps", "efficient_capsnet", "idp_capsnet", "orthcaps_s",
-    "rs_capsnet",
+    "rs_capsnet", "capsnet_cifar",
 }  # fmt: skip
 SLOW = {"orthcaps_d"}  # 27 routings: its export alone takes longer than a hundred seconds
 ALIKE = {"mspcaps_t_p2", "mspcaps_t_scale32", "mspcaps_t_scale8", "mspcaps_t_linear_margin"}

@@ -53,6 +53,43 @@ def test_equals_loops_over_capsules() -> None:
                                rtol=1e-6, atol=1e-6)  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [24, 32, (26, 41)])
+def test_a_member_of_the_ensemble_has_the_count_of_the_authors_code(size: int | tuple[int, int]) -> None:
+    with torch.device("meta"):
+        model = create_model("capsnet_cifar", img_size=size)
+    assert sum(p.numel() for p in model.parameters()) == 22_476_448  # shared/spec/baselines_a.md, section 1.3
+
+
+@torch.no_grad()
+def test_a_member_of_the_ensemble_equals_its_layers_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = create_model("capsnet_cifar", num_classes=3, in_chans=2, img_size=(28, 7)).double().eval()
+    x = torch.rand(2, 2, 28, 7, dtype=torch.float64)
+    window = x[:, :, 2:26]
+    seen = torch.stack([(image - image.mean()) / image.std(correction=0) for image in window])
+    f = F.conv2d(F.pad(seen, (4, 4, 4, 4)), model.stem[0].weight, model.stem[0].bias).clamp(min=0)
+    g = F.conv2d(F.pad(f, (4, 4, 4, 4)), model.primary.weight, model.primary.bias, stride=2)
+    assert g.shape == (2, 64 * 8, 12, 4)
+    capsules = torch.stack([g[:, 8 * t : 8 * t + 8].flatten(2) for t in range(64)], 1).mT.flatten(1, 2)  # [b, n, d]
+    norm = capsules.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(model.forward_features(x), capsules * norm / (1 + norm**2))
+    assert model.routing.leaky and torch.unique(model.routing.bias).tolist() == pytest.approx([0.1]), (
+        "which test_dynamic.py compares with loops"
+    )
+    torch.testing.assert_close(model(x), length(model.routing(capsules * norm / (1 + norm**2))))
+
+
+@torch.no_grad()
+def test_a_member_of_the_ensemble_sees_neither_the_margin_nor_brightness_nor_contrast() -> None:
+    torch.manual_seed(0)
+    model, x = create_model("capsnet_cifar", num_classes=2, in_chans=1, img_size=26).eval(), torch.rand(1, 1, 26, 26)
+    margin = x.clone()
+    margin[..., 0, :] = margin[..., :, -1] = 0
+    assert torch.equal(model(margin), model(x))
+    torch.testing.assert_close(model(0.3 * x + 0.2), model(x), rtol=1e-4, atol=1e-5)
+    assert model(torch.full_like(x, 0.7)).isfinite().all()
+
+
 def test_without_a_decoder_nothing_is_drawn_and_nothing_is_added() -> None:
     model = create_model("capsnet", in_chans=1, img_size=17, num_classes=2).eval()
     x, y = torch.rand(2, 1, 17, 17), torch.tensor([0, 1])
@@ -67,5 +104,6 @@ def test_an_image_without_a_capsule_is_refused() -> None:
 
 
 def test_its_own_recipe_has_the_decoder() -> None:
+    assert load_recipe("native/cifar10/capsnet_cifar").options == {}, "that of the ensemble has none"
     recipe = load_recipe("native/mnist/capsnet")
     assert (recipe.options, recipe.optimizer, recipe.schedule) == ({"decoder": True}, "adam", "exponential")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mspcaps.data import Augmentation, ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import (
     Model,
@@ -21,6 +22,10 @@ from mspcaps.models import (
     save_weights,
 )
 from mspcaps.models.mspcaps import TINY, MSPCaps
+from mspcaps.training import Recipe
+from mspcaps.training.loader import Loader
+from mspcaps.training.optimizers import FlatOptimizer
+from mspcaps.training.step import make_step
 
 NAMES = list_models()
 SMALL = [name for name in NAMES if not name.startswith("mspcaps_l")]
@@ -184,6 +189,78 @@ def test_the_compiler_takes_checkpoints_too() -> None:
         assert (a.grad - b.grad).norm() <= 1e-5 * a.grad.norm() + 1e-9
     for a, b in zip(plain.buffers(), saving.buffers(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+# One of each family; whatever trains by other options or heads trains as these do.
+LARGE = {"aa_capsnet", "ar_capsnet", "capsnet", "capsnet_cifar", "deepcaps", "idp_capsnet", "orthcaps_d"}
+FAMILIES = [
+    pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+    for name in SMALL
+    if not name.startswith("mspcaps_t_") and name != "resnet18"
+]
+LABELS = torch.tensor([0, 1, 3, 1, 2, 0, 3, 2])
+
+
+def gradient(model: Model, x: Tensor, precision: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Scores [b, K] and the gradient of the loss by all parameters, flat."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        scores = model(x)
+        loss = model.criterion(scores, LABELS)
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    return scores.detach().float(), torch.cat([g.float().flatten() for g in grads])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16_drifts_little_and_leaves_the_gradient_its_direction(name: str) -> None:
+    """With matrices rounded as the training step rounds them."""
+    found = []
+    for precision in (torch.float32, torch.bfloat16):
+        model = small(name)
+        FlatOptimizer(model, Recipe(), precision)
+        found.append(gradient(model, images(8), precision))
+    (scores, full), (rounded, half) = found
+    assert (rounded - scores).norm() < 0.1 * scores.norm() and not torch.equal(rounded, scores)
+    assert nn.functional.cosine_similarity(full, half, dim=0) > 0.8
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_training_step_is_a_function_of_the_seed(name: str) -> None:
+    """Augmentation and dropout included, whatever else draws random numbers meanwhile."""
+    data = ImageSet((255 * images(8)).to(torch.uint8), LABELS, tuple("abcd"), "toy")
+    recipe = Recipe(batch_size=4, precision="fp32", augment=Augmentation(crop=2, flip=True))
+
+    def weights_after_two_steps(seed: int) -> list[Tensor]:
+        model = small(name)
+        step = make_step(model, Loader(data, 4, recipe.augment, seed), recipe, "eager")  # type: ignore[arg-type]
+        step.optimizer.lr.fill_(1e-3)
+        step.loader.begin(0)
+        for _ in range(2):
+            step()
+            torch.rand(3)
+        return [t.clone() for t in model.state_dict().values()]
+
+    once, again, other = (weights_after_two_steps(seed) for seed in (0, 0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(once, other, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_compiler_takes_the_loss_of_every_family_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mspcaps.models.orthcaps.BLOCKS", 2)  # of seven, which are alike and take minutes
+    model, x, y = small(name), images(), torch.tensor([0, 1, 3, 1])
+    torch._dynamo.reset()
+
+    def plain(x: Tensor) -> Tensor:
+        return model.training_loss(x, y, model.criterion)
+
+    found = []
+    for way in (plain, torch.compile(plain, backend="aot_eager", fullgraph=True)):
+        loss = way(x)
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        found.append((loss.detach(), torch.cat([g.flatten() for g in grads])))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    assert (found[1][1] - found[0][1]).norm() <= 1e-3 * found[0][1].norm()
 
 
 def test_parameters_without_decay_have_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,16 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_a_map_and_its_opposite_differ_from_the_first_step_on(name: str) -> None:
+    torch.manual_seed(0)
+    model = create_model(name, num_classes=3, img_size=18)
+    fmap = model.forward_stem(torch.rand(4, 3, 18, 18))
+    a, b = (model.route(model.forward_layers(prune(model.primary(m)))).norm(dim=-1) for m in (fmap, -fmap))
+    assert ((a - b).abs() > 0.05 * a).any(1).all()
+
+
 @pytest.mark.parametrize(("name", "count"), [("orthcaps_s", 2), ("orthcaps_d", 27)])
 def test_reflections_are_neither_rounded_nor_decayed(name: str, count: int) -> None:
     with torch.device("meta"):

@@ -206,7 +206,7 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer", "families", "attack"]],
+    what: Positional[Literal["train", "infer", "families", "attack", "votes"]],
     model: str = "mspcaps_t",
     models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
     batch_size: Maybe[int] = None,
@@ -220,7 +220,8 @@ def bench(
 
     Args:
         what: train measures training steps, infer the forward pass, families both for every family of models, attack a
-            10-step attack with shipped weights.
+            10-step attack with shipped weights; votes states the memory that routing takes where every pair of capsules
+            has a matrix, beside the plain form.
         model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
         models: families only: measure these instead of all.
         batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
@@ -238,6 +239,9 @@ def bench(
         raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
     if what != "families" and models:
         raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
+    if what == "votes":
+        show_votes(128 if batch_size is None else batch_size)
+        return
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
     if what == "train":
@@ -253,6 +257,20 @@ def bench(
         table(head, rows, right=range(1, len(head)))
     print("\n".join(notes))
     print(f"figures: {write_result(results, result)}")
+
+
+def show_votes(batch_size: int) -> None:
+    from mspcaps.bench.votes import bench_votes
+
+    rows = [
+        (
+            f"{one.model}, {one.routing}", format_bytes(one.votes_bytes), format_bytes(one.ours_bytes),
+            format_bytes(one.plain_bytes), f"{one.plain_bytes / one.ours_bytes:.1f} x",
+        )
+        for one in bench_votes(batch_size)
+    ]  # fmt: skip
+    table(("routing", "its votes alone", "ours", "plain form", "plain / ours"), rows, right=(1, 2, 3, 4))
+    print(f"peak of a pass forward and backward, eager, in fp32, for {batch_size} images of 3 x 32 x 32; 10 classes")
 
 
 def log(line: str) -> None:

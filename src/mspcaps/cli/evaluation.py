@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, is_onnx, show_progress, table
+from mspcaps.cli.common import Maybe, is_onnx, note_skipped, show_progress, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    weights: Positional[str],
+    weights: Annotated[Positional[list[str]], tyro.conf.arg(help_behavior_hint="")],
     data: Maybe[str] = None,
     split: Literal["train", "test", "all"] = "test",
     batch_size: int = 500,
@@ -33,11 +33,13 @@ def evaluate(
     """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
 
     Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
-    is the mean gap between confidence and accuracy over 15 bins.
+    is the mean gap between confidence and accuracy over 15 bins. Several weights are measured one by one and as an
+    ensemble, whose scores are the mean of theirs.
 
     Args:
-        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
-        data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
+        weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file; or
+            several of them.
+        data: Data set name, or path of a folder or .npz file; default: the data the (first) weights were trained on.
         split: Which split to use.
         batch_size: Images per batch.
         device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
@@ -46,40 +48,73 @@ def evaluate(
             and contrast, each at five strengths.
         results: With --shifts the figures are written to robustness/*.json in this folder, and drawn beside them.
     """
-    from mspcaps.data import CATALOG
     from mspcaps.evaluation import evaluate as run
-    from mspcaps.evaluation import evaluate_shifts, load_for
+    from mspcaps.evaluation import evaluate_ensemble, evaluate_shifts, load_for
     from mspcaps.export import load_onnx
     from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
-    exported = is_onnx(weights, device)
-    model = load_onnx(weights) if exported else load_model(weights)
-    where = choose_device("cpu" if exported else device)
+    if not weights:
+        raise MspcapsError("name at least one weights file")
+    if len(weights) > 1 and (shifts or images is not None):
+        raise MspcapsError("--shifts and --images take one weights file: measure them one at a time")
+    exported = [is_onnx(name, device) for name in weights]
+    models = [load_onnx(name) if onnx else load_model(name) for name, onnx in zip(weights, exported, strict=True)]
+    model, where = models[0], choose_device("cpu" if any(exported) else device)
     if shifts:
         check_writable(results / "robustness")  # before minutes of measuring
     with show_progress("images") as progress:
-        whole = load_for(model, data, split, progress.update)
-        chosen = some_of(whole, images)
-        if shifts:
-            changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)
+        if len(models) > 1:
+            result, members = evaluate_ensemble(models, data, split, batch_size, where, progress.update)
         else:
-            result = run(model, chosen, batch_size, where, progress.update)
+            whole = load_for(model, data, split, progress.update)
+            chosen, members = some_of(whole, images), []
+            if shifts:
+                changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)
+            else:
+                result = run(model, chosen, batch_size, where, progress.update)
     if shifts:
-        show_shifts(model, weights, chosen.name, changed, chosen is not whole, results)
+        show_shifts(model, weights[0], chosen.name, changed, chosen is not whole, results)
         return
-    source = Path(data or vars(model)["metadata"]["recipe"]["data"]).expanduser()
-    own = str(source) not in CATALOG and source.exists()
-    show_classes(result)
-    print(f"{source.resolve() if own else chosen.name}, {split}: {result.n:,} images")
-    if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
-        print("this is the fifth of each class that training holds out; --split all takes every picture")
-    print(
-        f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  loss {result.loss:.4f}  "
-        f"calibration error {result.ece:.2f} % at a mean confidence of {result.confidence:.2f} %"
-    )
+    if members:
+        show_members(weights, members, result)
+    else:
+        show_classes(result)
+    show_source(data or vars(model)["metadata"]["recipe"]["data"], split, result.n)
+    if not members:
+        print(
+            f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  "
+            f"loss {result.loss:.4f}  calibration error {result.ece:.2f} % at a mean confidence of "
+            f"{result.confidence:.2f} %"
+        )
     if result.health:
         show_health(result.health)
+
+
+def show_members(weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation") -> None:
+    """Every member of an ensemble, and the ensemble last."""
+    rows = [
+        (
+            name, f"{one.accuracy:.2f} %", f"{one.mean_per_class:.2f} %", f"{one.loss:.4f}", f"{one.ece:.2f} %",
+            f"{one.confidence:.2f} %",
+        )
+        for name, one in zip([*weights, f"ensemble of {len(members)}"], [*members, result], strict=True)
+    ]  # fmt: skip
+    heads = ("weights", "accuracy", "mean over classes", "loss", "calibration error", "mean confidence")
+    table(heads, rows, right=(1, 2, 3, 4, 5))
+
+
+def show_source(data: str, split: str, n: int) -> None:
+    """Which images were measured, and what else lies in their folder."""
+    from mspcaps.data import CATALOG
+
+    source = Path(data).expanduser()
+    own = str(source) not in CATALOG and source.exists()
+    print(f"{source.resolve() if own else data}, {split}: {n:,} images")
+    if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
+        print("these are the pictures of each class that training holds out; --split all takes every picture")
+    if own and source.is_dir():
+        note_skipped([source])
 
 
 def some_of(data: "ImageSet", count: int | None) -> "ImageSet":

@@ -80,12 +80,19 @@ def evaluate(
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
         health = measure_health(inner, images, labels) if isinstance(inner, Model) else ()
+    return measure(inner, scores, labels, classes, health)
+
+
+def measure(
+    model: nn.Module, scores: Tensor, labels: Tensor, classes: tuple[str, ...], health: tuple[BlockHealth, ...] = ()
+) -> Evaluation:
+    """Scores [n, K] of one model, or of several like `model` together, and labels [n]."""
     predictions, k = scores.argmax(1), scores.shape[1]
-    confidences = confidence(scores, getattr(inner, "scores", "logits"))
+    confidences = confidence(scores, getattr(model, "scores", "logits"))
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(labels),
-        loss=inner.criterion(scores, labels).item() if hasattr(inner, "criterion") else math.nan,  # type: ignore[operator]
+        loss=model.criterion(scores, labels).item() if hasattr(model, "criterion") else math.nan,  # type: ignore[operator]
         confidence=100 * confidences.mean().item(),
         ece=100 * calibration_error(confidences, predictions == labels),
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),

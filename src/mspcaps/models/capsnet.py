@@ -6,36 +6,53 @@ Our reading: vote matrices start from a normal distribution of deviation 0.1, as
 adds a bias to the class capsules, which neither the paper nor its counts have, nor have we.
 Differs from it: images are normalised inside the model, as everywhere in this library.
 Parameters: 6,804,224 for 1 x 28 x 28 (8,215,568 with decoder), 7,992,576 for 3 x 32 x 32 (11,749,120).
+
+`capsnet_cifar` is a member of the ensemble of seven with which the authors classified CIFAR-10, as in their code:
+padded convolutions, twice as many types of capsules, a bias of the class capsules, and leaky routing: votes may go to
+none of the classes. It sees the central 24 x 24 pixels, so that shifting an image by up to four pixels makes their
+random crops, and standardises them image by image, after the usual normalisation and not in its place.
+Parameters: 22,476,448 for 3 x 32 x 32, and for any larger image.
 """
 
 from torch import Tensor, nn
 
 from mspcaps.capsules import DynamicRouting, States, squash
+from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
 from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
 SMALLEST = 17  # pixels a side that leave one capsule: two kernels of 9 without padding
+WINDOW = 24  # pixels a side that capsnet_cifar sees
 
 
 class CapsNet(CapsuleModel):
     """9x9 convolution -> primary capsules from a 9x9 convolution of stride 2 -> dynamic routing -> class capsules."""
 
+    padding = 0
+    leaky = False
+
     def __init__(
-        self, task: Task, iterations: int, decoder: bool, types: int = 32, d_in: int = 8, d_out: int = 16
+        self, task: Task, iterations: int, decoder: bool = False, types: int = 32, d_in: int = 8, d_out: int = 16
     ) -> None:
         super().__init__(task)
-        rows, columns = (((side - 8) - 9) // 2 + 1 for side in task.img_size)
-        check_img_size(task.img_size, SMALLEST)
         self.d_in, self.d_out = d_in, d_out
-        self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
-        self.primary = nn.Conv2d(256, types * d_in, 9, stride=2)
-        self.num_features = types * rows * columns * d_in
-        self.routing = DynamicRouting(types * rows * columns, d_in, task.num_classes, d_out, iterations)
-        nn.init.normal_(self.routing.w, std=0.1)
+        rows, columns = self.grid(task.img_size)
+        self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9, padding=self.padding), nn.ReLU())
+        self.primary = nn.Conv2d(256, types * d_in, 9, stride=2, padding=self.padding)
+        n = types * rows * columns
+        self.num_features = n * d_in
+        leaky = self.leaky
+        self.routing = init_votes(DynamicRouting(n, d_in, task.num_classes, d_out, iterations, bias=leaky, leaky=leaky))
         self.task = task
         self.decoder = Decoder(task.num_classes * d_out, task) if decoder else None
+
+    def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of primary capsules; an image that leaves none is refused."""
+        check_img_size(img_size, SMALLEST)
+        rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
+        return rows, columns
 
     def forward_stem(self, x: Tensor) -> Tensor:
         """-> feature map [b, 256, h, w]."""
@@ -60,13 +77,52 @@ class CapsNet(CapsuleModel):
         return self.routing
 
     def new_classifier(self, num_classes: int) -> None:
-        self.routing = self.routing.with_outputs(num_classes)
-        nn.init.normal_(self.routing.w, std=0.1)
+        self.routing = init_votes(self.routing.with_outputs(num_classes))
         if self.decoder is not None:
             old = next(self.decoder.parameters())
             self.decoder = Decoder(num_classes * self.d_out, self.task).to(old.device, old.dtype)
 
 
+class CapsNetCIFAR(CapsNet):
+    """The same with padding and leaky routing, for the middle of the image."""
+
+    padding = 4
+    leaky = True
+
+    def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        rows, columns = (-(-min(side, WINDOW) // 2) for side in img_size)
+        return rows, columns
+
+    def forward_stem(self, x: Tensor) -> Tensor:
+        """-> feature map [b, 256, h, w] of the window."""
+        x = self.normalize(x)
+        top, left = (max(0, side - WINDOW) // 2 for side in self.img_size)
+        return run_block(
+            self.stem, standardize(x[..., top : top + WINDOW, left : left + WINDOW]), self.grad_checkpointing
+        )
+
+
+def standardize(x: Tensor) -> Tensor:
+    """[b, c, h, w]: every image less its mean, divided by its deviation, which counts as no less than that of one
+    pixel that differs by one from all others."""
+    x = at_least_fp32(x)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    variance = (x - mean).square().mean((1, 2, 3), keepdim=True)  # [b, 1, 1, 1]
+    return (x - mean) * variance.clamp_min(1 / x[0].numel()).rsqrt()
+
+
+def init_votes(routing: DynamicRouting) -> DynamicRouting:
+    nn.init.normal_(routing.w, std=0.1)
+    if routing.bias is not None:
+        nn.init.constant_(routing.bias, 0.1)
+    return routing
+
+
 @register_model
 def capsnet(task: Task, *, iterations: int = 3, decoder: bool = False) -> CapsNet:
     return CapsNet(task, iterations, decoder)
+
+
+@register_model
+def capsnet_cifar(task: Task, *, iterations: int = 3) -> CapsNet:
+    return CapsNetCIFAR(task, iterations, types=64)

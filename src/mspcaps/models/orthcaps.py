@@ -9,8 +9,9 @@ capsules from a 3 x 3 kernel, seven blocks of three layers with shortcuts, routi
 Our reading: all else, chosen to match the printed 105.5K (MNIST) and 574K. Widths and kernels of the backbone;
 BatchNorm after every convolution; a capsule is pruned at its own place, if a longer one anywhere in the image points
 the same way; in D a head for every output capsule; a depthwise kernel over the whole last map (S) or its mean (D)
-before the vote for the classes; that vote, by self-attention with entmax; dropout before it; He's deviation for a vote
-matrix. The paper counts parameters after pruning, which a mask for each image cannot explain.
+before the vote for the classes; that vote, by self-attention with entmax; dropout before it; He's deviation for the
+vote matrices of a class, all of which it sees; biases of capsule layers that start from a normal distribution. The
+paper counts parameters after pruning, which a mask for each image cannot explain.
 Differs from it: LayerNorm before each routing of D, for training; images are normalised inside the model.
 `orthcaps_s` has the two capsule layers unless its images have one channel: these are the paper's models for CIFAR-10
 and MNIST.
@@ -64,6 +65,9 @@ class ConvCaps(nn.Module):
         groups = chans if depthwise else 1
         self.conv = nn.Conv2d(chans, out_chans, kernel, stride, padding, groups=groups, bias=False)
         self.bn = BatchNorm(out_chans)
+        # From zero, all that follows the backbone would give a map and its opposite the same lengths: nothing that is
+        # linear in the features could be learnt before the biases have grown.
+        nn.init.normal_(self.bn.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return as_map(squash(as_capsules(self.bn(self.conv(x)))))

@@ -25,8 +25,9 @@ def loop(module, u):
             couplings = []
             for row in logits:
                 weights = [math.exp(x) for x in row]
-                couplings.append([w / sum(weights) for w in weights])
-                assert sum(couplings[-1]) == pytest.approx(1)
+                total = sum(weights) + (math.exp(0) if module.leaky else 0)
+                couplings.append([w / total for w in weights])
+                assert sum(couplings[-1]) < 1 if module.leaky else sum(couplings[-1]) == pytest.approx(1)
             for j in range(n_out):
                 v[sample, j] = squash(sum(couplings[i][j] * votes[i][j] for i in range(n_in)))
             if iteration < module.iterations - 1:
@@ -44,11 +45,12 @@ def loop(module, u):
     n_out=st.integers(1, 4),
     d_out=st.integers(1, 4),
     iterations=st.integers(1, 4),
+    leaky=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_equals_the_loop(batch, n_in, d_in, n_out, d_out, iterations, seed):
+def test_equals_the_loop(batch, n_in, d_in, n_out, d_out, iterations, leaky, seed):
     torch.manual_seed(seed)
-    module = DynamicRouting(n_in, d_in, n_out, d_out, iterations).double()
+    module = DynamicRouting(n_in, d_in, n_out, d_out, iterations, leaky=leaky).double()
     u = torch.randn(batch, n_in, d_in, dtype=torch.float64)
     v = module(u)
     assert v.shape == (batch, n_out, d_out)
@@ -130,7 +132,10 @@ def test_a_bias_is_added_before_squash_in_every_iteration():
     torch.nn.init.normal_(module.bias)
     torch.testing.assert_close(module(u), loop_with_bias(module, u))
     other = module.with_outputs(7)
-    assert other.bias.shape == (7, 5) and DynamicRouting(4, 3, 2, 5).with_outputs(7).bias is None
+    assert (
+        other.bias.shape == (7, 5) and not other.leaky and DynamicRouting(4, 3, 2, 5, leaky=True).with_outputs(7).leaky
+    )
+    assert DynamicRouting(4, 3, 2, 5).with_outputs(7).bias is None
 
 
 def loop_with_bias(module, u):

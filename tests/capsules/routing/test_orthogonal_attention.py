@@ -108,6 +108,11 @@ def test_the_complete_routing_equals_a_loop() -> None:
             torch.testing.assert_close(out[b, j], short(s))
 
 
+def test_votes_start_with_the_deviation_of_he_over_all_that_a_class_sees() -> None:
+    torch.manual_seed(0)
+    assert SparseAttentionRouting(16, 8, 10, 16).w.std().item() == pytest.approx((2 / 128) ** 0.5, rel=0.02)
+
+
 def test_the_vote_for_the_classes_equals_a_loop() -> None:
     torch.manual_seed(0)
     routing = SparseAttentionRouting(3, 4, 5, 6).double()

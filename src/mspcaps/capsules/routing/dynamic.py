@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mspcaps.capsules.routing.state import RoutingState, States
 from mspcaps.capsules.squash import squash
@@ -9,16 +10,18 @@ from mspcaps.capsules.votes import cast_votes
 
 
 def route_votes(
-    U: Tensor, iterations: int, constant: float = 1.0, accumulate: bool = True, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    U: Tensor, iterations: int, constant: float = 1.0, accumulate: bool = True, bias: Tensor | None = None,
+    leaky: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Votes [i, b, j, e] -> output capsules [b, j, e], and logits and couplings [i, b, j] of the last iteration.
 
     `constant` is that of squash. Without `accumulate` the logits are the agreements of the iteration before alone. A
-    `bias` [j, e] is added to the weighted votes in every iteration.
+    `bias` [j, e] is added to the weighted votes in every iteration. If `leaky`, a vote may go to none of the outputs:
+    one more, whose logit is always zero, takes part in the softmax, and the couplings sum to less than one.
     """
     logits = U.new_zeros(U.shape[:-1])  # [i, b, j]
     for iteration in range(iterations):
-        C = logits.softmax(-1)  # [i, b, j], sums to one over j
+        C = F.pad(logits, (1, 0)).softmax(-1)[..., 1:] if leaky else logits.softmax(-1)  # [i, b, j], sums to one over j
         s = (C.unsqueeze(-1) * U).sum(0)  # [b, j, e]
         v = squash(s if bias is None else s + bias, constant=constant)
         if iteration < iterations - 1:
@@ -30,26 +33,29 @@ def route_votes(
 class DynamicRouting(nn.Module):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all.
 
-    With `bias`, a vector of each output capsule is added to its weighted votes in every iteration, before squash.
+    With `bias`, a vector of each output capsule is added to its weighted votes in every iteration, before squash. If
+    `leaky`, votes may go to none of the outputs.
     """
 
     inputs = ("input",)
 
-    def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, bias: bool = False) -> None:
+    def __init__(
+        self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, bias: bool = False, leaky: bool = False
+    ) -> None:
         super().__init__()
-        self.iterations = iterations
+        self.iterations, self.leaky = iterations, leaky
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
         self.bias = nn.Parameter(torch.zeros(n_out, d_out)) if bias else None
 
     def extra_repr(self) -> str:
         n_in, d_in, n_out, d_out = self.w.shape
         sizes = f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
-        return sizes if self.bias is None else f"{sizes}, bias=True"
+        return sizes + ", bias=True" * (self.bias is not None) + ", leaky=True" * self.leaky
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What the last iteration did is appended to `states` if there is such a list."""
         U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
-        v, logits, C = route_votes(U, self.iterations, bias=self.bias)
+        v, logits, C = route_votes(U, self.iterations, bias=self.bias, leaky=self.leaky)
         if states is not None:
             states.append(RoutingState(self, (U,), logits, C, axis=2, output=v))
         return v
@@ -60,4 +66,4 @@ class DynamicRouting(nn.Module):
     def with_outputs(self, n_out: int) -> "DynamicRouting":
         """A new block like this one, for another number of output capsules."""
         n_in, d_in, _, d_out = self.w.shape
-        return DynamicRouting(n_in, d_in, n_out, d_out, self.iterations, self.bias is not None)
+        return DynamicRouting(n_in, d_in, n_out, d_out, self.iterations, self.bias is not None, self.leaky)

@@ -11,6 +11,7 @@ The formula of entmax printed in the paper has one more factor; this is the usua
 """
 
 import contextlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +23,41 @@ from mspcaps.capsules.votes import cast_votes
 STEPS = 8  # of Newton's method: enough for a thousand outputs, with neither a sort nor a wait for the GPU
 
 
+class Entmax(torch.autograd.Function):
+    """Keeps one tensor for the backward pass, where the operations one by one would keep ten."""
+
+    @staticmethod
+    def forward(z: Tensor) -> tuple[Tensor, Tensor]:
+        x = z / 2
+        x = x - x.amax(-1, keepdim=True)
+        tau = torch.full_like(x[..., :1], -1.0)  # the largest alone gives one here: tau is never less
+        for _ in range(STEPS):  # Newton's method on a convex function, from the left: never past the root
+            above = (x - tau).clamp_min(0)
+            tau = tau + (above.square().sum(-1, keepdim=True) - 1) / (2 * above.sum(-1, keepdim=True))
+        kept = (x > tau).to(x.dtype)  # which are kept is certain now: tau in closed form from those alone
+        count = kept.sum(-1, keepdim=True)
+        mean = (kept * x).sum(-1, keepdim=True) / count
+        spread = (kept * (x - mean).square()).sum(-1, keepdim=True)
+        tau = mean - ((1 - spread).clamp_min(0) / count).sqrt()
+        root = kept * (x - tau).clamp_min(0)
+        return root.square(), root
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        """That p sums to one moves tau by the mean of all changes of x, weighted by the roots of p."""
+        (root,) = ctx.saved_tensors
+        mean = (grad * root).sum(-1, keepdim=True) / root.sum(-1, keepdim=True)
+        return root * (grad - mean)
+
+
 def entmax(z: Tensor) -> Tensor:
     """1.5-entmax over the last axis: like softmax, but what lies far below the largest becomes exactly zero."""
-    x = at_least_fp32(z) / 2
-    x = x - x.detach().amax(-1, keepdim=True)
-    fixed = x.detach()
-    tau = torch.full_like(fixed[..., :1], -1.0)  # the largest alone gives one here: tau is never less
-    for _ in range(STEPS):  # Newton's method on a convex function, from the left: never past the root
-        above = (fixed - tau).clamp_min(0)
-        tau = tau + (above.square().sum(-1, keepdim=True) - 1) / (2 * above.sum(-1, keepdim=True))
-    kept = (fixed > tau).to(x.dtype)
-    # Which are kept is certain now; tau in closed form from those alone, with its gradient, which is finite.
-    count = kept.sum(-1, keepdim=True)
-    mean = (kept * x).sum(-1, keepdim=True) / count
-    spread = (kept * (x - mean).square()).sum(-1, keepdim=True)
-    tau = mean - ((1 - spread).clamp_min(1e-6) / count).sqrt()
-    return kept * (x - tau).clamp_min(0).square()
+    return Entmax.apply(at_least_fp32(z))[0]
 
 
 def householder(b: Tensor) -> Tensor:
@@ -70,23 +90,27 @@ class SimplifiedOrthogonalRouting(nn.Module):
 class OrthogonalAttentionRouting(nn.Module):
     """Capsules [..., n, d] -> [..., n_out, d]: a head for every output capsule, with orthogonal matrices of its own.
 
-    LayerNorm on the input is not the paper's: without it a stack of these does not train.
+    LayerNorm on the input is not the paper's: without it a stack of these does not train. At first it gives a capsule
+    the length one, which squash would leave it at most: with longer ones attention is so sharp that in a deep stack the
+    least change of an image, or bf16, turns the gradient anywhere.
     """
 
     def __init__(self, d: int, n_out: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(d)
+        nn.init.constant_(self.norm.weight, d**-0.5)
         self.reflections = nn.Parameter(torch.randn(3, n_out, d, d))
 
     def forward(self, u: Tensor) -> Tensor:
         u = self.norm(u)
         query, key, value = householder(self.reflections).to(u.dtype)  # [j, d, d] each
         # Q K^T = U (WQ^T WK) U^T and the sum of C V over its rows is (sum of C over its rows) U WV^T: neither K nor V
-        # is ever computed for every capsule.
-        Q = u.unsqueeze(-3) @ (query.mT @ key)  # [..., j, n, d]
-        C = entmax(Q @ u.to(Q.dtype).unsqueeze(-3).mT / u.shape[-1] ** 0.5)  # [..., j, n, n], sums to one over the last
-        mean = C.sum(-2).to(u.dtype) @ u  # [..., j, d]
-        return squash((mean.unsqueeze(-2) @ value.mT.to(mean.dtype)).squeeze(-2))
+        # is ever computed for every capsule. No matrix is copied for every place either.
+        Q = u @ (query.mT @ key).movedim(0, 1).flatten(1)  # [..., n, j d]
+        Q = Q.unflatten(-1, (-1, u.shape[-1])).flatten(-3, -2)  # [..., n j, d]
+        C = entmax(Q @ u.to(Q.dtype).mT / u.shape[-1] ** 0.5)  # [..., n j, n], sums to one over the last
+        mean = C.unflatten(-2, (u.shape[-2], -1)).sum(-3).to(u.dtype) @ u  # [..., j, d]
+        return squash(torch.einsum("...jd,jed->...je", mean, value.to(mean.dtype)))
 
 
 class SparseAttentionRouting(nn.Module):
@@ -96,7 +120,7 @@ class SparseAttentionRouting(nn.Module):
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / d_in) ** 0.5)
+        self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / (n_in * d_in)) ** 0.5)
 
     def extra_repr(self) -> str:
         n_in, d_in, n_out, d_out = self.w.shape

@@ -1,0 +1,61 @@
+"""Several models that answer together: the mean of their scores decides."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.data import FolderImages, ImageSet
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.accuracy import Evaluation, evaluate, measure
+from mspcaps.evaluation.load import load_for
+from mspcaps.files import ProgressFn, no_progress
+from mspcaps.models import as_model, config_of, unwrapped
+
+
+def evaluate_ensemble(
+    models: Sequence[nn.Module | str | Path],
+    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path | None = None,
+    split: str = "test",
+    batch_size: int = 500,
+    device: torch.device | str | None = None,
+    progress: ProgressFn = no_progress,
+) -> tuple[Evaluation, list[Evaluation]]:
+    """Measure models on the same images -> the ensemble, whose scores are the mean of theirs, and each by itself.
+
+    `models` and `data` are what `evaluate` takes. If data are named, every model gets them in its own image size, and
+    `split` says which of them; without any it is what the first model was trained on.
+    """
+    members = [as_model(model) for model in models]
+    if len(members) < 2:
+        raise MspcapsError(f"an ensemble needs at least two models, not {len(members)}")
+    check_alike(members)
+    if data is None:
+        data = getattr(unwrapped(members[0]), "metadata", {}).get("recipe", {}).get("data")
+    results = []
+    for number, member in enumerate(members, start=1):
+        named = f" with model {number} of {len(members)}"
+        report = lambda what, done, total, named=named: progress(what + named, done, total)  # noqa: E731
+        images = load_for(member, data, split, report) if data is None or isinstance(data, str | Path) else data
+        results.append(evaluate(member, images, batch_size, device, report))
+        if not torch.equal(results[-1].labels, results[0].labels):
+            raise MspcapsError(f"model {number} numbers the classes in another order than model 1")
+    scores = torch.stack([result.scores for result in results]).mean(0)  # [n, K]
+    return measure(unwrapped(members[0]), scores, results[0].labels, results[0].classes), results
+
+
+def check_alike(members: Sequence[nn.Module]) -> None:
+    """Lengths and logits have no common mean, nor have scores of other classes."""
+    first, *others = (unwrapped(member) for member in members)
+    for number, other in enumerate(others, start=2):
+        for what, value, own in (
+            ("classes", *(config_of(model)["num_classes"] for model in (first, other))),
+            ("classes", *(getattr(model, "metadata", {}).get("classes") for model in (first, other))),
+            ("scores", *(getattr(model, "scores", "logits") for model in (first, other))),
+        ):
+            if value != own:
+                raise MspcapsError(
+                    f"model {number} of the ensemble has other {what} than model 1 ({own!s:.80}, not {value!s:.80}): "
+                    "leave it out"
+                )
