@@ -108,7 +108,7 @@ def test_options_of_the_family_reach_the_model(tiny_npz: Path, tmp_path: Path, m
         torch.nn.init.constant_(model.head.weight, factor)
         return model
 
-    recipe = recipe_for(tiny_npz, epochs=1, model="scaled", lr=0.0, min_lr=0.0, options={"factor": 3.0})
+    recipe = recipe_for(tiny_npz, epochs=1, model="scaled", lr=1e-30, min_lr=0.0, options={"factor": 3.0})
     result = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
     assert (
         result.run.options == result.run.recipe["options"] == {"factor": 3.0} and result.run == list_runs(tmp_path)[0]

@@ -97,10 +97,10 @@ def test_training_and_test_pictures_must_fit_into_half_the_memory(
 
 def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    recipe = recipe_for(skewed, init=str(other), lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1)
+    recipe = recipe_for(skewed, init=str(other), lr=1e-30, weight_decay=0.0, min_lr=0.0, epochs=1)
     result = train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r", log=said.append)
     old, new = load_file(other), load_file(result.folder / "last.safetensors")
-    untrained = recipe_for(skewed, init="", lr=0.0, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh")
+    untrained = recipe_for(skewed, init="", lr=1e-30, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh")
     fresh = load_file(train(untrained, device="cpu", out=tmp_path, results=tmp_path / "r").weights)
     statistics = {name for name in new if "running" in name}  # these follow the batches even at rate zero
     for name in new.keys() - statistics - {"normalize.mean", "normalize.std"}:

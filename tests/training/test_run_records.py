@@ -24,7 +24,7 @@ def quick(data: Path, **changes: object) -> Recipe:
 
 def test_the_loss_of_an_epoch_is_the_mean_of_its_batches(tiny_npz: Path, tmp_path: Path) -> None:
     """At rate zero the weights stay, so that every batch can be worked out again."""
-    recipe = quick(tiny_npz, batch_size=32, epochs=1, lr=0.0, min_lr=0.0, weight_decay=0.0, augment=Augmentation())
+    recipe = quick(tiny_npz, batch_size=32, epochs=1, lr=1e-30, min_lr=0.0, weight_decay=0.0, augment=Augmentation())
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     trainer.loader.begin(0)
     order, data = trainer.loader.order.clone(), load_dataset(str(tiny_npz), "train")
