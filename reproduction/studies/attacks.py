@@ -2,9 +2,9 @@
 
     python -m reproduction.studies.attacks --weights capsnet=runs/.../last.safetensors resnet20=... resnet18=...
 
-writes results/robustness/attack-*.json after every piece; `make regenerate` then writes the tables. Pieces that are there
-already are left out, so that a stopped study goes on where it was: first the paper's figure (FGSM and BIM with 10 steps,
-by three objectives) for T, L and CapsNet, then the strong attacks at 1, 2, 4 and 8 / 255 for all but CapsNet.
+writes results/robustness/attack-*.json after every piece; `make regenerate` then writes the tables. Pieces that are
+there already are left out, so that a stopped study goes on where it was: first the paper's figure (FGSM and BIM with
+10 steps, by three objectives) for T, L and CapsNet, then the strong attacks at 1, 2, 4 and 8 / 255 for all but CapsNet.
 """
 
 import time
