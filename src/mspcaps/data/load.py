@@ -15,7 +15,7 @@ from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import ProgressFn, no_progress
 
-SPLITS = ("train", "test", "all")
+SPLITS = ("train", "val", "test", "all")
 MAX_SIDE = 1 << 16  # pixels
 
 
@@ -25,7 +25,7 @@ def load_dataset(
     img_size: int | tuple[int, int] | None = None,
     progress: ProgressFn = no_progress,
 ) -> ImageSet:
-    """Load a split (train, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
+    """Load a split (train, val, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
 
     A data set of the catalog is read from the cache and resized to 32 x 32, as in its recipes, unless `img_size` is
     given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without

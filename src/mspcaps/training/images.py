@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, open_folder
-from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
+from mspcaps.data.folder import SPLIT_FOLDERS, is_picture_folder, throttled
 from mspcaps.errors import MspcapsError
 from mspcaps.training.device import free_bytes
 from mspcaps.training.memory import check_memory
@@ -111,6 +111,6 @@ def check_outside(recipe: Recipe, path: Path, option: str) -> None:
     pictures = Path(recipe.data).expanduser()
     if not is_picture_folder(recipe.data) or not path.resolve().is_relative_to(pictures.resolve()):
         return
-    beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in ("train", *TEST_FOLDERS)
+    beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in SPLIT_FOLDERS
     if not (beside and (pictures / "train").is_dir()):
         raise MspcapsError(f"{path} lies among the class folders of {pictures}: choose another folder with --{option}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.data import CATALOG
+from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.training.images import count_custom_images
@@ -67,6 +67,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)  # of the model's family
     provenance: str = ""  # of the images
     images: int | None = None  # that it was trained on
+    data_sha256: str | None = None  # fingerprint of one's own images
     initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and what was taken over
     measured_on: str = "test"
     processes: int = 1
@@ -155,7 +156,7 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
     """The finished run of a recipe, or None: the one place that says whether a run is done.
 
     An entry of its name that tells of another recipe is refused: it is neither the run nor to be overwritten. So is one
-    of another number of training images, unless it will be overwritten.
+    of other images, unless it will be overwritten.
     """
     path = entry_path(results, recipe, kind)
     if not path.is_file():
@@ -166,13 +167,21 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
         raise MspcapsError(
             f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
         )
-    images = None if overwrite or run.images is None else count_custom_images(recipe)
-    if images is not None and images != run.images:
+    if not overwrite and (change := _change_of_data(run, recipe)):
         raise MspcapsError(
-            f"the data has changed since {path} was written, from {run.images:,} training images to {images:,}: train "
-            "with --overwrite to replace it, or give the new run another name"
+            f"the data has changed since {path} was written, {change}: train with --overwrite to replace it, or give "
+            "the new run another name"
         )
     return run
+
+
+def _change_of_data(run: Run, recipe: Recipe) -> str:
+    """In words; empty if there is none, and if the entry or the disk does not say."""
+    images = count_custom_images(recipe) if run.images is not None else None
+    if images is not None and images != run.images:
+        return f"from {run.images:,} training images to {images:,}"
+    now = fingerprint(recipe.data) if run.data_sha256 else None
+    return f"although there are still {run.images:,} training images" if now and now != run.data_sha256 else ""
 
 
 def device_name(device: torch.device) -> str:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mspcaps.data import CATALOG, ImageSet, provenance
+from mspcaps.data import CATALOG, ImageSet, fingerprint, provenance
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import BlockHealth, as_curves
 from mspcaps.files import check_writable, lock_folder, sha256_of
@@ -73,6 +73,7 @@ class Trainer:
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
         train, test = load_images(recipe, device, self.log)
+        self.data_sha256 = fingerprint(recipe.data)
         train, validation = hold_out(recipe, train, "validation") if recipe.validation else (train, None)
         self.recipe = recipe.resolve(train)
         self.classes, self.images = train.classes, (len(train), len(test), train.channels, *train.size)
@@ -257,6 +258,7 @@ class Trainer:
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
             "history": [asdict(row) for row in self.history], "initial": self.initial, "images": self.loader.n,
+            "data_sha256": self.data_sha256,
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
@@ -277,6 +279,11 @@ class Trainer:
             raise MspcapsError(
                 f"{path} was written when there were {progress['images']:,} training images, but now there are "
                 f"{self.loader.n:,}; remove it to start over"
+            )
+        if progress.get("data_sha256", self.data_sha256) != self.data_sha256:
+            raise MspcapsError(
+                f"{path} was written when {self.recipe.data} held other images, although as many; remove it to start "
+                "over"
             )
         with torch.no_grad():
             load_tensors(path, stored, self.checkpoint_tensors())
@@ -340,6 +347,7 @@ class Trainer:
             recipe=recipe.to_dict(),
             initial=self.initial,
             images=self.loader.n,
+            data_sha256=self.data_sha256,
             seed=recipe.seed,
             epochs=recipe.epochs,
             accuracy=Accuracy(self.history[-1].accuracy, best.accuracy, best.epoch),
