@@ -18,6 +18,7 @@ from mspcaps.errors import MspcapsError, nearest, reason
 CUSTOM = "custom"  # the name of a recipe that no file has named
 MAX_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
 NOT_IN_NAMES = '/\\:*?"<>|'  # some file system refuses them
+WARMUP = 5  # epochs of the paper's warm-up
 MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 
 
@@ -79,8 +80,8 @@ class Recipe:
     """Nesterov momentum, for SGD."""
     schedule: Literal["cosine", "exponential", "steps", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
-    warmup_epochs: int = 5
-    """Epochs of linear warm-up."""
+    warmup_epochs: int | None = None
+    """Epochs of linear warm-up; default: 5, or a tenth of the epochs if that is less."""
     warmup_start: float = 0.1
     """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: float = 1e-6
@@ -137,6 +138,11 @@ class Recipe:
         return f"own-{name}" if name in CATALOG else name  # a folder that is called like a published set is not it
 
     @property
+    def warmup(self) -> int:
+        """Epochs of warm-up: one that nobody chose must not swallow a short run."""
+        return min(WARMUP, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
+
+    @property
     def run_name(self) -> str:
         return f"{self.name}-seed{self.seed}"
 
@@ -157,8 +163,8 @@ class Recipe:
         return dataclasses.replace(changed, name=_named(base, kept | changed._marks(self.to_dict())))
 
     def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
-        """The recipe with what it leaves to the data set filled in: from the catalog or from the training images. Of
-        one's own images, without them, nothing is known."""
+        """The recipe with what it leaves open filled in: the warm-up, and what is left to the data set, from the catalog
+        or from the training images. Of one's own images, without them, nothing is known."""
         size, augment = self.img_size, self.augment
         if self.data in CATALOG:
             size, augment = size or CATALOG[self.data].img_size[0], augment or CATALOG[self.data].augment
@@ -170,7 +176,7 @@ class Recipe:
                     f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} "
                     f"pixels out of view: choose less than {min(train.size)}"
                 )
-        return dataclasses.replace(self, img_size=size, augment=augment)
+        return dataclasses.replace(self, img_size=size, augment=augment, warmup_epochs=self.warmup)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """The fields in which a recipe that a file holds differs from this one."""
@@ -196,12 +202,16 @@ class Recipe:
 
 
 def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe as a file holds it, whole: a field younger than the file has its default, one of a table as well, and a
-    retired field stays only if it says something."""
+    """A recipe as a file holds it, whole: a field younger than the file has the default of that time, one of a table as
+    well, and a retired field stays only if it says something."""
     known = _types(Recipe)
     renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
     written = {renamed.get(key, key): value for key, value in written.items()}
-    whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
+    whole = (
+        _defaults()
+        | {"warmup_epochs": WARMUP}
+        | {key: value for key, value in written.items() if key in known or value}
+    )
     for key, table in TABLES.items():
         if isinstance(whole[key], dict):
             whole[key] = dataclasses.asdict(table()) | whole[key]
@@ -255,8 +265,8 @@ def _check_numbers(recipe: Recipe) -> None:
     """What no run can have is refused with the value and the reason."""
     least_values = {"epochs": 1, "batch_size": 2, "warmup_epochs": 0, "validation": 0, "held_out": 0, "seed": 0}
     for name, least in least_values.items():
-        if getattr(recipe, name) < least:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at least {least}")
+        if (value := getattr(recipe, name)) is not None and value < least:
+            raise MspcapsError(f"{name} is {value}, but must be at least {least}")
     for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
         if not 0 <= getattr(recipe, name) < math.inf:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
