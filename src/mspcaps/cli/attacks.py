@@ -18,7 +18,7 @@ def attack(
     attacks: Maybe[tuple[str, ...]] = None,
     restarts: int = 1,
     images: Maybe[int] = None,
-    split: Literal["train", "test", "all"] = "test",
+    split: Literal["train", "val", "test", "all"] = "test",
     seed: int = 0,
     surrogate: Maybe[str] = None,
     batch_size: Maybe[int] = None,

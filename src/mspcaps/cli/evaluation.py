@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def evaluate(
     weights: Annotated[Positional[list[str]], tyro.conf.arg(help_behavior_hint="")],
     data: Maybe[str] = None,
-    split: Literal["train", "test", "all"] = "test",
+    split: Literal["train", "val", "test", "all"] = "test",
     batch_size: int = 500,
     device: Maybe[str] = None,
     images: Maybe[int] = None,

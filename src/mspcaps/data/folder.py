@@ -149,7 +149,7 @@ def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None)
     return FolderImages(paths, labels, classes, root.name, img_size or size, channels, notes)
 
 
-def has_validation(root: Path) -> bool:
+def has_validation_folder(root: Path) -> bool:
     """Whether a folder has validation pictures of its own, beside those to test on."""
     return (root / "train").is_dir() and (root / TEST).is_dir() and any((root / name).is_dir() for name in VALIDATION)
 
@@ -217,7 +217,8 @@ def list_pictures(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry
     if (root / "train").is_dir():
         classes = _class_folders(root / "train", root)
         train = _pictures(root / "train", classes, classes, skipped)
-        return train, *(_measured_pictures(root, place, classes, skipped) for place in _measured_folders(root)), classes
+        validation, test = (_measured_pictures(root, place, classes, skipped) for place in _measured_folders(root))
+        return train, validation, test, classes
     classes = _class_folders(root, root)
     train, test = [], []
     for name in classes:

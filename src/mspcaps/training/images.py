@@ -8,10 +8,11 @@ import torch
 
 from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, open_folder
 from mspcaps.data.folder import SPLIT_FOLDERS, is_picture_folder, throttled
+from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
 from mspcaps.training.device import free_bytes
 from mspcaps.training.memory import check_memory
-from mspcaps.training.recipe import Recipe
+from mspcaps.training.recipe import Recipe, check_validation
 
 Images = ImageSet | FolderImages
 MIN_SIDE = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
@@ -21,10 +22,15 @@ MAX_MEASURED = 2000  # own images that mean and deviation are taken from
 
 def load_images(
     recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None
-) -> tuple[Images, Images]:
-    """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
-    train, test = load_splits(recipe, device, log)
-    return hold_out(recipe, train, "held_out") if recipe.held_out else (train, test)
+) -> tuple[Images, Images | None, Images]:
+    """Images to train on, to choose the epoch on if there are any, and to measure on: those of the test set, or
+    held-out ones of the training set."""
+    train, validation, test = load_splits(recipe, device, log)
+    if recipe.held_out:
+        train, test = hold_out(recipe, train, "held_out")
+    if recipe.validation:
+        train, validation = hold_out(recipe, train, "validation")
+    return train, validation, test
 
 
 def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSet]:
@@ -37,29 +43,48 @@ def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSe
     return train.split(getattr(recipe, field), field)
 
 
-def load_splits(recipe: Recipe, device: torch.device, log: Callable[[str], None]) -> tuple[Images, Images]:
-    """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
-    train, test = open_split(recipe, "train"), open_split(recipe, "test")
+def load_splits(
+    recipe: Recipe, device: torch.device, log: Callable[[str], None]
+) -> tuple[Images, Images | None, Images]:
+    """Training, validation and test images: on the device if they fit into half of its memory, else read as they are
+    needed."""
+    own = has_validation(recipe.data)
+    if own and recipe.validation:
+        raise MspcapsError(
+            f"validation is {recipe.validation}, but {recipe.data} has validation images of its own: leave it at 0"
+        )
+    check_validation(recipe, own)
+    splits = ("train", "test", "val") if own else ("train", "test")
+    train, test, *validation = (open_split(recipe, split) for split in splits)
     if len(train.classes) == 1:
         folder = isinstance(train, FolderImages)
         raise MspcapsError(
             f"{recipe.data} has only one class{' folder' if folder else ''}, {train.classes[0]}, but training needs at "
             f"least two{': name the folder whose subfolders are the classes' if folder else ''}"
         )
-    for note in dict.fromkeys(note for part in (train, test) if isinstance(part, FolderImages) for note in part.notes):
+    found = (train, test, *validation)
+    for note in dict.fromkeys(note for part in found if isinstance(part, FolderImages) for note in part.notes):
         log(f"note: {note}")
     size = training_size(recipe, train)
     resident = 0 if isinstance(train, FolderImages) else len(train)  # those of folders are read only if they fit
     check_memory(recipe, device, len(train.classes), train.channels, size, resident)
-    train, test = resized(train, size), resized(test, size)
-    if isinstance(train, ImageSet) and isinstance(test, ImageSet):
-        return train.to(device), test
-    assert isinstance(train, FolderImages) and isinstance(test, FolderImages)
-    if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
-        replace(train, paths=train.paths + test.paths).check(throttled(lambda line: log(f"checking {line} pictures")))
-        return train, test
+    train, test, *validation = read_if_they_fit([resized(part, size) for part in found], device, log)
+    if isinstance(train, ImageSet):
+        train = train.to(device)
+    return train, validation[0] if validation else None, test
+
+
+def read_if_they_fit(parts: list[Images], device: torch.device, log: Callable[[str], None]) -> list[Images]:
+    """Pictures of folders are read now if all fit into half of the memory; else only their headers are."""
+    folders = [part for part in parts if isinstance(part, FolderImages)]
+    if not folders:
+        return parts
+    if sum(part.estimated_bytes for part in folders) > free_bytes(device) / 2:
+        paths = tuple(path for part in folders for path in part.paths)
+        replace(folders[0], paths=paths).check(throttled(lambda line: log(f"checking {line} pictures")))
+        return parts
     progress = throttled(lambda line: log(f"reading {line} pictures"))
-    return train.resident(progress).to(device), test.resident(progress)
+    return [part.resident(progress) for part in folders]
 
 
 def open_split(recipe: Recipe, split: str) -> Images:

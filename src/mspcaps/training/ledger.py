@@ -19,7 +19,7 @@ from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.training.images import count_custom_images
-from mspcaps.training.recipe import Recipe, stored_recipe
+from mspcaps.training.recipe import Recipe, measured_on, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
 _REQUIRED = {  # of an entry, and of the tables inside it
@@ -34,11 +34,18 @@ _REQUIRED = {  # of an entry, and of the tables inside it
 @dataclass(frozen=True)
 class Accuracy:
     """Percent after the last epoch and after the best one, and which epoch that was: the best on the validation images
-    if the recipe has any, else on the images that are measured on."""
+    if there were any, else on the images that are measured on."""
 
     last: float
     best: float
     best_epoch: int
+    chosen_on: str = "test"  # or held-out, or validation: the images on which that epoch is the best
+
+    def __str__(self) -> str:
+        return (
+            f"{self.last:.2f} % after the last epoch, {self.best:.2f} % after epoch {self.best_epoch}, the best on the "
+            f"{self.chosen_on} images"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,8 @@ class Run:
     seed: int
     epochs: int
     accuracy: Accuracy
-    curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block
+    curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block;
+    # with validation images also their accuracy, under attack if there is an adversary
     seconds: Seconds
     device: str
     options: dict[str, Any] = field(default_factory=dict)  # of the model's family
@@ -70,6 +78,7 @@ class Run:
     data_sha256: str | None = None  # fingerprint of one's own images
     initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and what was taken over
     measured_on: str = "test"
+    watched: str = ""  # the images of the accuracies in the curve: test, held-out or validation
     processes: int = 1
     precision: str = ""
     engine: str = ""
@@ -77,6 +86,11 @@ class Run:
     commit: str | None = None
     weights_sha256: str = ""
     renamed_from: str | None = None  # if the name of the run has changed since, because a default changed
+
+    @property
+    def validated(self) -> bool:
+        """Whether the epoch was chosen on validation images: then its weights are those we report."""
+        return "validation" in self.curve
 
     @property
     def name(self) -> str:
@@ -113,26 +127,32 @@ def read_run(path: str | Path) -> Run:
     """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
     path = Path(path)
     entry = _read_entry(path)
-    accuracy, curve, recipe = Accuracy(**entry["accuracy"]), entry["curve"], stored_recipe(entry["recipe"])
+    curve, recipe = entry["curve"], stored_recipe(entry["recipe"])
+    measured = measured_on(recipe)  # older entries do not name the images that they mean
+    accuracy = Accuracy(**{"chosen_on": "validation" if "validation" in curve else measured} | entry["accuracy"])
     known = {key: value for key, value in entry.items() if key in Run.__dataclass_fields__}
     known |= {"accuracy": accuracy, "seconds": Seconds(**entry["seconds"]), "recipe": recipe}
-    run = Run(**{"epochs": recipe["epochs"], "options": recipe["options"]} | known)
+    run = Run(**{"epochs": recipe["epochs"], "options": recipe["options"], "watched": measured} | known)
     if path.parts[-3:] != run.path.parts:
         raise MspcapsError(f"{path} describes another run: by its content it should be {path.parents[2] / run.path}")
-    whole = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
-    if not whole or not (
-        math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3)
-        and math.isclose(accuracy.best, _best_of(curve), abs_tol=1e-3)
-    ):
-        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {recipe['epochs']} epochs")
+    if not _fits_curve(run):
+        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {run.epochs} epochs")
     return run
 
 
-def _best_of(curve: dict[str, Any]) -> float:
-    """The accuracy of the best epoch."""
-    if "validation" not in curve:
-        return max(curve["accuracy"])
-    return float(curve["accuracy"][curve["validation"].index(max(curve["validation"]))])
+def _fits_curve(run: Run) -> bool:
+    """Whether the figures of a run follow from its epochs, as far as they can: test images may have been looked at only
+    once, at the end."""
+    curve, accuracy = run.curve, run.accuracy
+    scores = curve.get("validation", curve["accuracy"])
+    if not len(curve["accuracy"]) == len(curve["loss"]) == len(scores) == run.epochs == run.recipe["epochs"]:
+        return False
+    best = scores.index(max(scores))
+    if run.watched == "validation":
+        return accuracy.best_epoch == best + 1
+    return math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3) and math.isclose(
+        accuracy.best, curve["accuracy"][best], abs_tol=1e-3
+    )
 
 
 def _read_entry(path: Path) -> dict[str, Any]:

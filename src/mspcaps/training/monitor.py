@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 from mspcaps.training.checkpoint import run_folder
-from mspcaps.training.recipe import measured_on
 
 if TYPE_CHECKING:
     from mspcaps.training.trainer import Trainer
@@ -28,9 +27,9 @@ class ShowProgress:
         detail = [f"loss {loss:.4f}"]
         if trainer.history:
             row = trainer.history[-1]
-            detail.append(f"{measured_on(recipe.held_out)} accuracy {row.accuracy:.2f} %")
-            if row.validation is not None:
-                detail.append(f"{'robust' if recipe.adversary else 'validation'} {row.validation:.2f} %")
+            detail.append(f"{trainer.watched} accuracy {row.accuracy:.2f} %")
+            if recipe.adversary and row.validation is not None:
+                detail.append(f"robust {row.validation:.2f} %")
         name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
         label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size

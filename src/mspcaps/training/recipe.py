@@ -107,7 +107,7 @@ class Recipe:
     ema: float = 0.0
     """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
     validation: int = 0
-    """Hold out this many training images and report the weights of the epoch that is best on them; 0: of the last."""
+    """Training images held out to choose the epoch on, so that the test is only at the end; 0: the data set's own."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
     seed: int = 0
@@ -163,7 +163,7 @@ class Recipe:
         return dataclasses.replace(changed, name=_named(base, kept | changed._marks(self.to_dict())))
 
     def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
-        """The recipe with what it leaves open filled in: the warm-up, and what is left to the data set, from the catalog
+        """The recipe with what it leaves open filled in: the warm-up, and what is up to the data set, from the catalog
         or from the training images. Of one's own images, without them, nothing is known."""
         size, augment = self.img_size, self.augment
         if self.data in CATALOG:
@@ -207,11 +207,8 @@ def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
     known = _types(Recipe)
     renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
     written = {renamed.get(key, key): value for key, value in written.items()}
-    whole = (
-        _defaults()
-        | {"warmup_epochs": WARMUP}
-        | {key: value for key, value in written.items() if key in known or value}
-    )
+    whole = _defaults() | {"warmup_epochs": WARMUP}
+    whole |= {key: value for key, value in written.items() if key in known or value}
     for key, table in TABLES.items():
         if isinstance(whole[key], dict):
             whole[key] = dataclasses.asdict(table()) | whole[key]
@@ -221,9 +218,9 @@ def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
 TABLES: dict[str, Any] = {"augment": Augmentation, "adversary": Adversary}
 
 
-def measured_on(held_out: int) -> str:
-    """What kind of images a run's accuracy is of, in a word."""
-    return "held-out" if held_out else "test"
+def measured_on(recipe: Mapping[str, Any]) -> str:
+    """What kind of images the accuracy of a run is of, in a word."""
+    return "held-out" if recipe["held_out"] else "test"
 
 
 def recipe_folder() -> Path:
@@ -275,11 +272,7 @@ def _check_numbers(recipe: Recipe) -> None:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
     if recipe.lr == 0 or recipe.min_lr > recipe.lr:
         raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
-    if recipe.adversary and not recipe.validation:
-        raise MspcapsError(
-            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in "
-            "long runs: set validation to 1000, or to a tenth of a small training set"
-        )
+    check_validation(recipe, own=recipe.data not in CATALOG)  # one's own images may include some for validation
     if not 0 <= recipe.ema < 1:
         raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
@@ -295,6 +288,15 @@ def _check_numbers(recipe: Recipe) -> None:
     if list(recipe.lr_steps) != sorted({step for step in recipe.lr_steps if 0 < step < recipe.epochs}):
         raise MspcapsError(
             f"lr_steps is {list(recipe.lr_steps)}, but must be epochs in rising order between 1 and {recipe.epochs - 1}"
+        )
+
+
+def check_validation(recipe: Recipe, own: bool) -> None:
+    """Refuse a recipe that needs validation images but has none; `own`: the data set has some of its own."""
+    if recipe.adversary and not (recipe.validation or own):
+        raise MspcapsError(
+            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in "
+            "long runs: set validation to 1000, or to a tenth of a small training set"
         )
 
 

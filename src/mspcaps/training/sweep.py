@@ -193,5 +193,4 @@ def _train_one(
         return Outcome(recipe, "failed", f"{type(error).__name__}: {error}".partition("\n")[0])
     if result is None:
         return Outcome(recipe, "stopped", "its checkpoint is kept")
-    accuracy, seconds = result.run.accuracy, result.run.seconds.train
-    return Outcome(recipe, "done", f"last {accuracy.last:.2f} %, best {accuracy.best:.2f} %, in {seconds:.0f} s")
+    return Outcome(recipe, "done", f"{result.run.accuracy}; in {result.run.seconds.train:.0f} s")
