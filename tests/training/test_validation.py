@@ -1,5 +1,6 @@
 """Validation images choose the epoch; the images that are measured on are looked at once."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +129,44 @@ def test_an_adversary_may_use_the_sets_own_validation_images(three_npz: Path, ti
     assert trainer.attacked is not None and len(trainer.attacked.data) == len(trainer.evaluator.data) == 12
     with pytest.raises(MspcapsError, match="validation is 0"):
         Trainer(quick(tiny_npz, adversary=adversary), CPU, out=tmp_path, results=tmp_path)
+
+
+def test_patience_ends_a_run_and_changes_nothing_else(three_npz: Path, tmp_path: Path) -> None:
+    """The epochs are those of the whole run, as many as a plain loop counts, in one sitting or in many."""
+    base = quick(three_npz, epochs=12, lr=5e-3)
+    whole = train(base, device="cpu", out=tmp_path, results=tmp_path)
+    scores, best, since, count = [row.score for row in whole.history], -1.0, 0, 0
+    while count < 12 and since < 2:
+        since = 0 if scores[count] > best else since + 1
+        best, count = max(best, scores[count]), count + 1
+    assert count < 11, "else this shows nothing"
+    recipe = base.replace(patience=2)
+    early = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
+    assert early.history == whole.history[:count] and early.run.epochs == count
+    assert early.run.recipe["epochs"] == 12 and early.run.accuracy.best_epoch == count - 2
+    for _ in range(count - 1):
+        assert Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b").run(deadline=0.0) is None
+    resumed = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
+    for file in ("last.safetensors", "best.safetensors"):
+        assert (early.folder / file).read_bytes() == (resumed.folder / file).read_bytes()
+    known = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert known.run == resumed.run and [row.lr for row in known.history] == [row.lr for row in whole.history[:count]]
+
+
+def test_patience_needs_validation_images(tiny_npz: Path) -> None:
+    with pytest.raises(MspcapsError, match="patience is 3"):
+        Recipe(patience=3)
+    with pytest.raises(MspcapsError, match="patience is 3"):
+        load_images(quick(tiny_npz, patience=3), CPU)
+    assert Recipe(patience=3, validation=100).patience == 3
+
+
+def test_a_shorter_curve_needs_a_reason(three_npz: Path, tmp_path: Path) -> None:
+    path = ledger.entry_path(tmp_path, quick(three_npz))
+    train(quick(three_npz), device="cpu", out=tmp_path, results=tmp_path)
+    entry = json.loads(path.read_text())
+    entry["curve"] = {key: values[:2] for key, values in entry["curve"].items() if key != "health"}
+    entry["epochs"] = 2
+    path.write_text(json.dumps(entry))
+    with pytest.raises(MspcapsError, match="does not match its curve"):
+        ledger.read_run(path)

@@ -11,8 +11,9 @@ from mspcaps.data.folder import SPLIT_FOLDERS, is_picture_folder, throttled
 from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
 from mspcaps.training.device import free_bytes
+from mspcaps.training.limits import check_validation
 from mspcaps.training.memory import check_memory
-from mspcaps.training.recipe import Recipe, check_validation
+from mspcaps.training.recipe import Recipe
 
 Images = ImageSet | FolderImages
 MIN_SIDE = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed

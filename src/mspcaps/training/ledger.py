@@ -66,7 +66,7 @@ class Run:
     dataset: str
     recipe: dict[str, Any] = field(repr=False)  # resolved and whole
     seed: int
-    epochs: int
+    epochs: int  # that were run: fewer than those of the recipe if its patience was at an end
     accuracy: Accuracy
     curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block;
     # with validation images also their accuracy, under attack if there is an adversary
@@ -145,9 +145,11 @@ def _fits_curve(run: Run) -> bool:
     once, at the end."""
     curve, accuracy = run.curve, run.accuracy
     scores = curve.get("validation", curve["accuracy"])
-    if not len(curve["accuracy"]) == len(curve["loss"]) == len(scores) == run.epochs == run.recipe["epochs"]:
+    if not len(curve["accuracy"]) == len(curve["loss"]) == len(scores) == run.epochs > 0:
         return False
-    best = scores.index(max(scores))
+    best, patience = scores.index(max(scores)), run.recipe["patience"]
+    if run.epochs != run.recipe["epochs"] and not (patience and run.epochs == best + 1 + patience):
+        return False
     if run.watched == "validation":
         return accuracy.best_epoch == best + 1
     return math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3) and math.isclose(

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet
 from mspcaps.errors import MspcapsError, nearest, reason
+from mspcaps.training.limits import check_numbers
 
 CUSTOM = "custom"  # the name of a recipe that no file has named
 MAX_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
 NOT_IN_NAMES = '/\\:*?"<>|'  # some file system refuses them
 WARMUP = 5  # epochs of the paper's warm-up
-MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ class Recipe:
     """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
     validation: int = 0
     """Training images held out to choose the epoch on, so that the test is only at the end; 0: the data set's own."""
+    patience: int = 0
+    """Stop once this many epochs in a row were no better on the validation images; 0: train all epochs."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
     seed: int = 0
@@ -118,7 +120,7 @@ class Recipe:
             object.__setattr__(self, "data", str(self.data))
         for name, value in _checked(vars(self), Recipe, "the recipe").items():
             object.__setattr__(self, name, value)
-        _check_numbers(self)
+        check_numbers(self)
         if not self.name:
             object.__setattr__(self, "name", _named(CUSTOM, self._marks(_defaults(), but=("model", "data"))))
         if not self.name.isprintable() or {*self.name} & {*NOT_IN_NAMES}:
@@ -256,48 +258,6 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise MspcapsError(f"cannot read {what} {path}: {reason(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
-
-
-def _check_numbers(recipe: Recipe) -> None:
-    """What no run can have is refused with the value and the reason."""
-    least_values = {"epochs": 1, "batch_size": 2, "warmup_epochs": 0, "validation": 0, "held_out": 0, "seed": 0}
-    for name, least in least_values.items():
-        if (value := getattr(recipe, name)) is not None and value < least:
-            raise MspcapsError(f"{name} is {value}, but must be at least {least}")
-    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
-        if not 0 <= getattr(recipe, name) < math.inf:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
-    for name in ("warmup_start", "lr_gamma", "momentum"):
-        if getattr(recipe, name) > 1:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
-    if recipe.lr == 0 or recipe.min_lr > recipe.lr:
-        raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
-    check_validation(recipe, own=recipe.data not in CATALOG)  # one's own images may include some for validation
-    if not 0 <= recipe.ema < 1:
-        raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
-    if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
-        raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
-    if recipe.seed >= 2**63:
-        raise MspcapsError(f"seed is {recipe.seed}, but must be less than 2^63")
-    if recipe.nesterov and (recipe.optimizer != "sgd" or not recipe.momentum):
-        raise MspcapsError("nesterov is for SGD with momentum: set optimizer to sgd and momentum above 0")
-    if (recipe.schedule == "steps") != bool(recipe.lr_steps):
-        raise MspcapsError(f"lr_steps is {list(recipe.lr_steps)}, but the schedule {recipe.schedule} " + (
-            "needs at least one" if recipe.schedule == "steps" else "has none: set schedule to steps"
-        ))  # fmt: skip
-    if list(recipe.lr_steps) != sorted({step for step in recipe.lr_steps if 0 < step < recipe.epochs}):
-        raise MspcapsError(
-            f"lr_steps is {list(recipe.lr_steps)}, but must be epochs in rising order between 1 and {recipe.epochs - 1}"
-        )
-
-
-def check_validation(recipe: Recipe, own: bool) -> None:
-    """Refuse a recipe that needs validation images but has none; `own`: the data set has some of its own."""
-    if recipe.adversary and not (recipe.validation or own):
-        raise MspcapsError(
-            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in "
-            "long runs: set validation to 1000, or to a tenth of a small training set"
-        )
 
 
 def _named(base: str, marks: Mapping[str, str]) -> str:

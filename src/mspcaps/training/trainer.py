@@ -115,7 +115,7 @@ class Trainer:
         saves a checkpoint and returns None."""
         with self.prepared():
             self.started = saved = time.monotonic()
-            while self.epoch < self.recipe.epochs:
+            while not self.ended:
                 self.optimizer.lr.fill_(learning_rate(self.recipe, self.epoch))
                 self.loader.begin(self.epoch, self.steps_done)
                 while self.steps_done < self.loader.steps:
@@ -142,9 +142,24 @@ class Trainer:
                 if ends or due:
                     self.save()
                     saved = time.monotonic()
-                if ends and self.epoch < self.recipe.epochs:
+                if ends and not self.ended:
                     return None
+            if self.epoch < self.recipe.epochs:
+                self.log(f"stopped after epoch {self.epoch}: {self.recipe.patience} epochs in a row were no better")
             return self.finish()
+
+    @property
+    def best_epoch(self) -> Epoch:
+        """The first of those with the best score."""
+        return max(self.history, key=lambda row: row.score)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to train: a function of the history, so that a resumed run ends likewise."""
+        patience = self.recipe.patience or self.recipe.epochs
+        return self.epoch == self.recipe.epochs or (
+            bool(self.history) and self.epoch - self.best_epoch.epoch >= patience
+        )
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -208,7 +223,7 @@ class Trainer:
         if self.attacked:
             validation = self.attacked.accuracy()
         row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
-        if not self.history or row.score > max(before.score for before in self.history):
+        if not self.history or row.score > self.best_epoch.score:
             self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
         self.history.append(row)
         self.step.loss_sum.zero_()
@@ -330,7 +345,7 @@ class Trainer:
     def measure(self) -> Accuracy:
         """After the last and after the best epoch. With validation images this is the first look at the others. Leaves
         the weights in the model that we report."""
-        best = max(self.history, key=lambda row: row.score)
+        best = self.best_epoch
         if self.watched == "validation":
             # The best epoch may have been of an earlier sitting, so it is read again; it is the same on every process.
             evaluator, found = Evaluator(self.model, self.test, self.device, "eager", self.step.autocast), {}
@@ -370,12 +385,12 @@ class Trainer:
             images=self.loader.n,
             data_sha256=self.data_sha256,
             seed=recipe.seed,
-            epochs=recipe.epochs,
+            epochs=self.epoch,
             accuracy=accuracy,
             curve=curve,
             measured_on=f"{recipe.held_out:,} held-out training images" if recipe.held_out else "test",
             watched=self.watched,
-            seconds=Seconds(round(seconds, 2), round(seconds / recipe.epochs, 4), self.side_by_side),
+            seconds=Seconds(round(seconds, 2), round(seconds / self.epoch, 4), self.side_by_side),
             device=ledger.device_name(self.device),
             processes=self.world.size,
             precision="bf16" if self.step.autocast else "fp32",
