@@ -1,4 +1,4 @@
-"""Images that were replaced by others, as many as before: neither known nor gone on with."""
+"""Images that were replaced by others, and checkpoints that the disk changed: neither known nor gone on with."""
 
 import hashlib
 import json
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save
 from test_trainer import CPU, recipe_for
 from training_makers import bars
 
 from mspcaps.data import fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.training import Recipe, Trainer, ledger, train
+from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder, save_checkpoint
 
 
 def quick(data: Path, **changes: object) -> Recipe:
@@ -95,3 +98,31 @@ def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch
 
 def test_published_sets_have_none(tmp_path: Path) -> None:
     assert fingerprint("cifar10") is None and fingerprint(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.9])
+def test_flipped_bytes_of_a_checkpoint_are_noticed(place: float, tiny_npz: Path, tmp_path: Path) -> None:
+    """In its progress or in any of its tensors, which are sound numbers still."""
+    recipe = quick(tiny_npz)
+    assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
+    path = run_folder(tmp_path, recipe) / CHECKPOINT
+    content = bytearray(path.read_bytes())
+    start = int.from_bytes(content[:8], "little") + 8  # the header, then the tensors
+    at = content.index(b'\\"epoch\\": 1') + 11 if place < 0.1 else start + int(place * (len(content) - start))
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(MspcapsError, match=r"checkpoint\.safetensors is damaged"):
+        train(recipe, device="cpu", out=tmp_path, results=tmp_path)
+    content[at] ^= 1
+    path.write_bytes(content)
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run.epochs == 2
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_read(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.tensor(2), "c": torch.ones(2, dtype=torch.bfloat16)}
+    (tmp_path / CHECKPOINT).write_bytes(save(tensors, metadata={"progress": '{"epoch": 1}'}))
+    progress, found = read_checkpoint(tmp_path / CHECKPOINT)
+    assert progress == {"epoch": 1} and all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    save_checkpoint(tmp_path / CHECKPOINT, tensors, progress)
+    again, found = read_checkpoint(tmp_path / CHECKPOINT)
+    assert again == progress and all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -8,6 +8,7 @@ from PIL import Image
 from test_trainer import CPU, recipe_for
 
 from mspcaps.data import Augmentation, ImageSet
+from mspcaps.models.layers import MIN_STD
 from mspcaps.training import images
 from mspcaps.training.images import count_custom_images, load_images, normalization
 from mspcaps.training.trainer import build_model
@@ -56,3 +57,11 @@ def test_test_pictures_come_in_the_colours_of_the_training_pictures(
             Image.effect_noise((16, 16), 50).convert(mode).save(tmp_path / split / name / "0.png")
     train, _, test = load_images(recipe_for(tmp_path), CPU)
     assert train[0][0].shape == test[0][0].shape == (channels, 16, 16)
+
+
+def test_images_that_are_all_alike_can_be_trained_on() -> None:
+    """The deviation of nothing is not divided by."""
+    black = ImageSet(torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2, ("a", "b"), "own")
+    recipe = recipe_for(Path("own"), model="mspcaps_t_scale16")
+    _, std = normalization(recipe, black)
+    assert std == (MIN_STD,) and build_model(recipe, black).config["std"] == pytest.approx(std)

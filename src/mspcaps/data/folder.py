@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,6 +66,12 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     def estimated_bytes(self) -> int:
         """What the images would take in memory."""
         return len(self) * self.channels * math.prod(self.size)
+
+    def subset(self, index: Tensor) -> "FolderImages":
+        chosen = index.tolist()
+        return replace(
+            self, paths=tuple(self.paths[i] for i in chosen), labels=tuple(self.labels[i] for i in chosen)
+        )
 
     def resident(self, progress: ProgressFn = no_progress) -> ImageSet:
         """Read everything into memory."""

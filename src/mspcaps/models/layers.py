@@ -43,6 +43,9 @@ def check_img_size(img_size: tuple[int, int], smallest: int) -> None:
         )
 
 
+MIN_STD = 1e-3  # of a channel: less is a quarter of a grey level, so all images are alike
+
+
 class Normalize(nn.Module):
     """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units.
 
@@ -57,7 +60,7 @@ class Normalize(nn.Module):
         self.img_size = img_size
         # float() first: NumPy scalars would become float64 buffers, and the first convolution refuses those
         self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor([max(float(s), 1e-3) for s in std]).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor([max(float(s), MIN_STD) for s in std]).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         check_floating(x)

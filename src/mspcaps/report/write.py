@@ -25,7 +25,8 @@ READING = (
     "Accuracies are percentages of the images that a run was measured on: the test images, or training images that "
     "were held out.",
     "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Runs made again with the "
-    "same seed are averaged with it first.",
+    "same seed are averaged with it first. Of a cross-validation it is over the folds: a run is measured on one part of "
+    "the training images and learns from the others.",
     "“Last epoch” is what training ended with. “Best on” says on which images the best epoch was chosen: on the very "
     "images that it is measured on it flatters, on validation images it does not.",
     "“Training” is the time of one run including its evaluations; “shared” means that other runs were on the device.",
@@ -67,7 +68,7 @@ def row_of(group: Group) -> tuple[str, ...]:
     run = group.first
     return (
         run.model, run.name, measured_on(run.recipe), str(group.last), str(group.best),
-        run.accuracy.chosen_on, f"{group.last.n}", f"{run.params:,}", group.training_time,
+        run.accuracy.chosen_on, group.n, f"{run.params:,}", group.training_time,
     )  # fmt: skip
 
 
@@ -97,7 +98,9 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
     """In the order of RUN_HEADS, repeats behind the first runs; commit and sha256 in short."""
     return [
         (
-            run.dataset, run.model, run.name, f"{run.seed}{' (repeat)' if place >= len(group.runs) else ''}",
+            run.dataset, run.model, run.name,
+            f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
+            f"{' (repeat)' if place >= len(group.runs) else ''}",
             *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
             run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit),
             run.weights_sha256[:8] or "–",

@@ -8,8 +8,10 @@ import torch
 
 from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, open_folder
 from mspcaps.data.folder import SPLIT_FOLDERS, is_picture_folder, throttled
+from mspcaps.data.imageset import fold_numbers
 from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import MIN_STD
 from mspcaps.training.device import free_bytes
 from mspcaps.training.limits import check_validation
 from mspcaps.training.memory import check_memory
@@ -29,6 +31,8 @@ def load_images(
     train, validation, test = load_splits(recipe, device, log)
     if recipe.held_out:
         train, test = hold_out(recipe, train, "held_out")
+    if recipe.folds:
+        train, test = split_fold(recipe, train)
     if recipe.validation:
         train, validation = hold_out(recipe, train, "validation")
     return train, validation, test
@@ -42,6 +46,21 @@ def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSe
             + (", or put the pictures to measure on into a test folder" if field == "held_out" else "")
         )
     return train.split(getattr(recipe, field), field)
+
+
+def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
+    """-> (the images of the other folds, those of the recipe's fold)."""
+    labels = torch.as_tensor(train.labels).cpu()
+    counts = labels.bincount(minlength=len(train.classes))
+    if counts.min() < recipe.folds:
+        raise MspcapsError(
+            f"folds is {recipe.folds}, but {recipe.dataset} has only {counts.min()} training images of "
+            f"{train.classes[counts.argmin()]}: choose fewer folds, or add images of it"
+        )
+    chosen = fold_numbers(labels, recipe.folds) == recipe.fold
+    place = train.images.device if isinstance(train, ImageSet) else "cpu"
+    rest, measured = ((one.nonzero().flatten().to(place)) for one in (~chosen, chosen))
+    return train.subset(rest), train.subset(measured)
 
 
 def load_splits(
@@ -112,7 +131,10 @@ def count_custom_images(recipe: Recipe) -> int | None:
     """How many own images there are now to train on; None of a published set, which does not change, and of none."""
     if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
         return None
-    return len(open_split(replace(recipe, img_size=None), "train")) - recipe.held_out - recipe.validation
+    train = open_split(replace(recipe, img_size=None), "train")
+    if recipe.folds:
+        train, _ = split_fold(recipe, train)
+    return len(train) - recipe.held_out - recipe.validation
 
 
 def fitting_batch(images: int) -> int:
@@ -126,10 +148,13 @@ def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tup
         return facts(recipe.data).mean, facts(recipe.data).std
     index = torch.linspace(0, len(train) - 1, min(len(train), MAX_MEASURED)).long()
     if isinstance(train, ImageSet):
-        return train.subset(index.to(train.images.device)).mean_and_std()
-    items = [train[i] for i in index.tolist()]
-    images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
-    return ImageSet(images, labels, train.classes, train.name).mean_and_std()
+        measured = train.subset(index.to(train.images.device)).to("cpu")  # mps has no float64; the sums are exact
+    else:
+        items = [train[i] for i in index.tolist()]
+        images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+        measured = ImageSet(images, labels, train.classes, train.name)
+    mean, std = measured.mean_and_std()
+    return mean, tuple(max(deviation, MIN_STD) for deviation in std)
 
 
 def check_outside(recipe: Recipe, path: Path, option: str) -> None:

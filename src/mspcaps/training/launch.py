@@ -48,7 +48,7 @@ def train(
 
     Args:
         recipe: What to compute; change fields with `load_recipe(name).replace(epochs=30)`.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         engine: How steps are executed, eager, compile or cudagraph; default: the fastest that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.

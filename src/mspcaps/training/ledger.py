@@ -1,7 +1,7 @@
 """The ledger: one JSON per finished run, written once, never edited by hand.
 
-results/runs/<dataset>/<model>/<recipe>-seed<k>.json      the run that counts
-results/repeats/<dataset>/<model>/<recipe>-seed<k>.json   the same run, made again
+results/runs/<dataset>/<model>/<recipe>[-fold<i>]-seed<k>.json      the run that counts
+results/repeats/<dataset>/<model>/<recipe>[-fold<i>]-seed<k>.json   the same run, made again
 """
 
 import json
@@ -19,7 +19,7 @@ from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.training.images import count_custom_images
-from mspcaps.training.recipe import Recipe, measured_on, stored_recipe
+from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
 _REQUIRED = {  # of an entry, and of the tables inside it
@@ -100,12 +100,19 @@ class Run:
     @property
     def path(self) -> Path:
         """Where its entry lies below runs/ or repeats/."""
-        return Path(self.dataset, self.model, f"{self.name}-seed{self.seed}.json")
+        return Path(self.dataset, self.model, f"{run_name(self.recipe | {'seed': self.seed})}.json")
 
 
 def entry_path(results: Path, recipe: Recipe, kind: str = RUNS) -> Path:
     """Of a run, or of its repeat."""
     return results / kind / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
+
+
+def measured_images(recipe: Recipe) -> str:
+    """Which images the accuracy of a run is of, in words."""
+    if recipe.folds:
+        return f"fold {recipe.fold} of {recipe.folds} of the training images"
+    return f"{recipe.held_out:,} held-out training images" if recipe.held_out else "test"
 
 
 def write_run(path: Path, run: Run) -> None:
@@ -120,7 +127,11 @@ def list_runs(results: str | Path, kind: str = RUNS) -> list[Run]:
         raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
     order = {name: place for place, name in enumerate(CATALOG)}
     runs = [read_run(path) for path in folder.glob("*/*/*.json")]
-    return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
+
+    def place(run: Run) -> tuple[Any, ...]:
+        return order.get(run.dataset, len(order)), run.dataset, run.model, run.name, run.seed, run.recipe["fold"]
+
+    return sorted(runs, key=place)
 
 
 def read_run(path: str | Path) -> Run:
@@ -209,6 +220,8 @@ def _change_of_data(run: Run, recipe: Recipe) -> str:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"{platform.processor() or platform.machine()} GPU"
     threads = torch.get_num_threads()
     return f"{platform.processor() or platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
 

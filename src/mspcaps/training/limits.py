@@ -15,7 +15,7 @@ MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 def check_numbers(recipe: "Recipe") -> None:
     """Refuse them with the value and the reason."""
     least_values = {"epochs": 1, "batch_size": 2}
-    least_values |= dict.fromkeys(("warmup_epochs", "validation", "patience", "held_out", "seed"), 0)
+    least_values |= dict.fromkeys(("warmup_epochs", "validation", "patience", "held_out", "folds", "fold", "seed"), 0)
     for name, least in least_values.items():
         if (value := getattr(recipe, name)) is not None and value < least:
             raise MspcapsError(f"{name} is {value}, but must be at least {least}")
@@ -28,6 +28,16 @@ def check_numbers(recipe: "Recipe") -> None:
     if recipe.lr == 0 or recipe.min_lr > recipe.lr:
         raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
     check_validation(recipe, own=recipe.data not in CATALOG)  # one's own images may include some for validation
+    if recipe.folds == 1 or bool(recipe.folds) != bool(recipe.fold) or recipe.fold > recipe.folds:
+        raise MspcapsError(
+            f"fold is {recipe.fold} and folds is {recipe.folds}, but there must be at least two folds, and fold must "
+            "be one of them, counted from 1"
+        )
+    if recipe.folds and recipe.held_out:
+        raise MspcapsError(
+            f"held_out is {recipe.held_out} and folds is {recipe.folds}: a run is measured on one or the other, so "
+            "leave one at 0"
+        )
     if not 0 <= recipe.ema < 1:
         raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:

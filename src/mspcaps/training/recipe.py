@@ -112,6 +112,10 @@ class Recipe:
     """Stop once this many epochs in a row were no better on the validation images; 0: train all epochs."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
+    folds: int = 0
+    """Cross-validation: split the training images into this many parts and measure on one instead of the test set."""
+    fold: int = 0
+    """Which part is measured on, from 1 to folds; the others are trained on."""
     seed: int = 0
     """Determines initial weights, image order, augmentation and dropout."""
 
@@ -146,14 +150,14 @@ class Recipe:
 
     @property
     def run_name(self) -> str:
-        return f"{self.name}-seed{self.seed}"
+        return run_name(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         return dataclasses.asdict(self) | {"lr_steps": list(self.lr_steps)}
 
     def replace(self, **changes: Any) -> "Recipe":
-        """The recipe with some fields changed. Changes other than the seed become part of its name."""
+        """The recipe with some fields changed. Changes other than seed and fold become part of its name."""
         changes = _checked(changes, Recipe, "the recipe")
         base, *marks = self.name.split("+")
         if changes.get("name"):
@@ -198,7 +202,7 @@ class Recipe:
                     if option not in before[key] or before[key][option] != choice:
                         marks[option] = f"{option}={_short(choice)}"
                 marks |= {option: f"{option}=default" for option in before[key].keys() - value.keys()}
-            elif value != before[key] and key not in ("name", "seed", *but):
+            elif value != before[key] and key not in ("name", "seed", "fold", *but):
                 marks[key] = f"{key}={self.dataset if key == 'data' else _short(value)}"
         return marks
 
@@ -222,7 +226,12 @@ TABLES: dict[str, Any] = {"augment": Augmentation, "adversary": Adversary}
 
 def measured_on(recipe: Mapping[str, Any]) -> str:
     """What kind of images the accuracy of a run is of, in a word."""
-    return "held-out" if recipe["held_out"] else "test"
+    return "held-out" if recipe["held_out"] or recipe["folds"] else "test"
+
+
+def run_name(recipe: Mapping[str, Any]) -> str:
+    """What the files of a run are called: paper-seed0, mine+folds=5-fold2-seed0."""
+    return recipe["name"] + (f"-fold{recipe['fold']}" if recipe["fold"] else "") + f"-seed{recipe['seed']}"
 
 
 def recipe_folder() -> Path:

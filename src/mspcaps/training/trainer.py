@@ -388,7 +388,7 @@ class Trainer:
             epochs=self.epoch,
             accuracy=accuracy,
             curve=curve,
-            measured_on=f"{recipe.held_out:,} held-out training images" if recipe.held_out else "test",
+            measured_on=ledger.measured_images(recipe),
             watched=self.watched,
             seconds=Seconds(round(seconds, 2), round(seconds / self.epoch, 4), self.side_by_side),
             device=ledger.device_name(self.device),
