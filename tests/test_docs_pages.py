@@ -78,7 +78,8 @@ def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / "grid.toml").write_text(grid)
     points = load_sweep(tmp_path / "grid.toml")
-    assert len({run.run_name for run in points}) == len(points) == 20 and {run.fold for run in points} == {1, 2, 3, 4, 5}
+    assert len({run.run_name for run in points}) == len(points) == 20
+    assert {run.fold for run in points} == {1, 2, 3, 4, 5}
 
 
 def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:

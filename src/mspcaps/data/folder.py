@@ -69,9 +69,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
 
     def subset(self, index: Tensor) -> "FolderImages":
         chosen = index.tolist()
-        return replace(
-            self, paths=tuple(self.paths[i] for i in chosen), labels=tuple(self.labels[i] for i in chosen)
-        )
+        return replace(self, paths=tuple(self.paths[i] for i in chosen), labels=tuple(self.labels[i] for i in chosen))
 
     def resident(self, progress: ProgressFn = no_progress) -> ImageSet:
         """Read everything into memory."""

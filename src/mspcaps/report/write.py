@@ -25,8 +25,8 @@ READING = (
     "Accuracies are percentages of the images that a run was measured on: the test images, or training images that "
     "were held out.",
     "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Runs made again with the "
-    "same seed are averaged with it first. Of a cross-validation it is over the folds: a run is measured on one part of "
-    "the training images and learns from the others.",
+    "same seed are averaged with it first. Of a cross-validation it is over the folds: a run is measured on one part "
+    "of the training images and learns from the others.",
     "“Last epoch” is what training ended with. “Best on” says on which images the best epoch was chosen: on the very "
     "images that it is measured on it flatters, on validation images it does not.",
     "“Training” is the time of one run including its evaluations; “shared” means that other runs were on the device.",
