@@ -8,7 +8,7 @@ from PIL import Image
 from test_trainer import CPU, recipe_for
 
 from mspcaps.data import Augmentation, ImageSet
-from mspcaps.models.layers import MIN_STD
+from mspcaps.models.layers import LEAST_STD
 from mspcaps.training import images
 from mspcaps.training.images import count_custom_images, load_images, normalization
 from mspcaps.training.trainer import build_model
@@ -64,4 +64,4 @@ def test_images_that_are_all_alike_can_be_trained_on() -> None:
     black = ImageSet(torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2, ("a", "b"), "own")
     recipe = recipe_for(Path("own"), model="mspcaps_t_scale16")
     _, std = normalization(recipe, black)
-    assert std == (MIN_STD,) and build_model(recipe, black).config["std"] == pytest.approx(std)
+    assert std == (LEAST_STD,) and build_model(recipe, black).config["std"] == pytest.approx(std)

@@ -11,7 +11,7 @@ from mspcaps.data.folder import SPLIT_FOLDERS, is_picture_folder, throttled
 from mspcaps.data.imageset import fold_numbers
 from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import MIN_STD
+from mspcaps.models.layers import LEAST_STD
 from mspcaps.training.device import free_bytes
 from mspcaps.training.limits import check_validation
 from mspcaps.training.memory import check_memory
@@ -154,7 +154,7 @@ def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tup
         images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
         measured = ImageSet(images, labels, train.classes, train.name)
     mean, std = measured.mean_and_std()
-    return mean, tuple(max(deviation, MIN_STD) for deviation in std)
+    return mean, tuple(max(deviation, LEAST_STD) for deviation in std)
 
 
 def check_outside(recipe: Recipe, path: Path, option: str) -> None:

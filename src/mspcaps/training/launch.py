@@ -113,7 +113,7 @@ def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)
     if repeat and repeat.weights_sha256 == sha256_of(weights):
         run = repeat
-    recipe = replace(recipe, img_size=run.recipe["img_size"], augment=run.recipe["augment"])
+    recipe = replace(recipe.resolve(), img_size=run.recipe["img_size"], augment=run.recipe["augment"])
     curve = zip(learning_rates(recipe)[: run.epochs], run.curve["loss"], run.curve["accuracy"], strict=True)
     scores = run.curve.get("validation", [None] * run.epochs)
     history = [Epoch(n, *row, validation=score) for n, (row, score) in enumerate(zip(curve, scores, strict=True), 1)]

@@ -29,6 +29,10 @@ _REQUIRED = {  # of an entry, and of the tables inside it
     "curve": ("loss", "accuracy"),
     "seconds": ("train",),
 }
+_NUMBERS = (
+    ("recipe", "epochs", int), ("accuracy", "last", int | float), ("accuracy", "best", int | float),
+    ("accuracy", "best_epoch", int), ("seconds", "train", int | float),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,13 @@ def _read_entry(path: Path) -> dict[str, Any]:
             if not isinstance(table, dict) or key not in table:
                 missing = f"{part}.{key}" if part else key
                 raise MspcapsError(f"{path} is not a complete ledger entry: {missing} is missing")
+    for part, key, kind in _NUMBERS:
+        if not isinstance(entry[part][key], kind) or isinstance(entry[part][key], bool):
+            raise MspcapsError(f"{path} was changed: {part}.{key} is {entry[part][key]!r:.40}, which is no number")
+    for key in ("loss", "accuracy", "validation"):
+        values = entry["curve"].get(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+            raise MspcapsError(f"{path} was changed: curve.{key} is not a list of numbers")
     return entry
 
 
