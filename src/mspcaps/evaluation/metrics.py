@@ -1,0 +1,59 @@
+"""Measures of every class from what an evaluation keeps: the confusion matrix, the scores, the labels."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BINS = 15  # of the calibration error
+
+
+class ClassMetrics(NamedTuple):
+    """float64 [K] each; NaN where there is nothing to measure."""
+
+    precision: Tensor  # percent of the answers of a class that are right; NaN for a class that is never the answer
+    recall: Tensor  # percent of the images of a class that are found; NaN for a class without images
+    f1: Tensor  # their harmonic mean in percent; NaN for a class without images that is never the answer
+
+
+def class_metrics(confusion: Tensor) -> ClassMetrics:
+    """int64 [K, K], rows are the true classes, columns the answers."""
+    hits, answers, images = confusion.diagonal().double(), confusion.sum(0).double(), confusion.sum(1).double()
+    return ClassMetrics(100 * hits / answers, 100 * hits / images, 200 * hits / (answers + images))
+
+
+def one_vs_rest_auc(presence: Tensor, labels: Tensor) -> Tensor:
+    """[n, K] and int64 [n] -> float64 [K]: the area under the ROC curve of each class against all others, in [0, 1].
+
+    It is the chance that an image of the class has more of it than an image of another class; equal ones count half.
+    NaN for a class that has no images or all of them.
+    """
+    areas = torch.full((presence.shape[1],), torch.nan, dtype=torch.float64)
+    for k in labels.unique().tolist():
+        own, others = presence[labels == k, k], presence[labels != k, k].sort().values
+        if len(others):
+            below, upto = (torch.searchsorted(others, own, right=right).sum().item() for right in (False, True))
+            areas[k] = (below + upto) / (2 * len(own) * len(others))
+    return areas
+
+
+class Calibration(NamedTuple):
+    """Bins of equal width over the confidence, each [bins]; confidence and accuracy are NaN for an empty bin."""
+
+    count: Tensor  # int64
+    confidence: Tensor  # mean, in [0, 1]
+    accuracy: Tensor  # in [0, 1]
+
+    @property
+    def error(self) -> float:
+        """Mean over the images of |accuracy - mean confidence| of the bin that an image falls into."""
+        gaps = self.count * (self.accuracy - self.confidence).abs()
+        return (gaps.nansum() / self.count.sum()).item()
+
+
+def calibrate(confidences: Tensor, right: Tensor, bins: int = BINS) -> Calibration:
+    """Confidences in [0, 1] and whether the answers are right, [n] each."""
+    index = (confidences.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)  # open on the left, as is usual
+    count = torch.bincount(index, minlength=bins)
+    sums = (torch.zeros(bins, dtype=torch.float64).index_add_(0, index, part.double()) for part in (confidences, right))
+    return Calibration(count, *(total / count for total in sums))
