@@ -319,7 +319,7 @@ class Trainer:
             if name in weights:
                 buffer.copy_(weights[name])
         self.model.metadata = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
-        return Result(self.recipe, self.model.eval(), self.history, run, self.folder)
+        return Result(self.recipe, self.model.eval(), self.history, run, self.folder, self.evaluator.data)
 
     def entry(self) -> Run:
         """What the ledger will say, but for the checksum of the weights."""

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mspcaps.evaluation.page import Page, choose_right, choose_wrong, make_example, render_page
 
 from mspcaps.data import ImageSet
 from mspcaps.evaluation import Evaluation
-from mspcaps.evaluation.page import Page, choose_right, choose_wrong, make_example, render_page
 from tests.pages.html_checks import assert_self_contained
 
 CLASSES = ("cat & dog", "<b>", "bird")
