@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +31,12 @@ def one_vs_rest_auc(presence: Tensor, labels: Tensor) -> Tensor:
     """
     areas = torch.full((presence.shape[1],), torch.nan, dtype=torch.float64)
     for k in labels.unique().tolist():
-        own, others = presence[labels == k, k], presence[labels != k, k].sort().values
-        if len(others):
-            below, upto = (torch.searchsorted(others, own, right=right).sum().item() for right in (False, True))
-            areas[k] = (below + upto) / (2 * len(own) * len(others))
+        column = presence[:, k].numpy()
+        every, own = np.sort(column), column[(labels == k).numpy()]  # NumPy sorts ten times as fast
+        m, others = len(own), len(every) - len(own)
+        if others:
+            below, upto = (int(np.searchsorted(every, own, side).sum()) for side in ("left", "right"))
+            areas[k] = (below + upto - m * m) / (2 * m * others)  # among themselves the m of the class count m * m
     return areas
 
 

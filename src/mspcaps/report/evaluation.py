@@ -24,7 +24,7 @@ from mspcaps.training import Epoch
 MAX_BARS = 4  # classes of an example
 MAX_EXAMPLES = 10  # of each kind
 MAX_MATRIX = 40  # classes in a confusion matrix; of more the most confused pairs are listed
-MAX_ROWS = 40  # classes and pairs in a table; more classes are folded away
+MAX_ROWS = 20  # pairs in that list, and classes in a table of more than MAX_MATRIX: the rest is folded away
 MAX_DOTS = 40  # epochs whose points are marked
 
 
@@ -74,7 +74,8 @@ def render_page(page: Page) -> str:
     return render(
         "evaluation.html", title=page.title, page=page, found=found, summary=summary(found), curves=curves(page),
         confusion=confusion, numbers='class="count' in confusion, pairs=[] if matrix else confused_pairs(found),
-        classes=class_rows(found), means=mean_row(found), most=MAX_ROWS, calibration=calibration_charts(found),
+        classes=class_rows(found), means=mean_row(found), most=len(found.classes) if matrix else MAX_ROWS,
+        calibration=calibration_charts(found),
         right=[make_example(page, index) for index in choose_right(found)],
         explained=[one for one in wrong if one.maps], wrong=[one for one in wrong if not one.maps],
         unit="probability" if found.kind == "logits" else "length" if page.capsules else "score",
@@ -112,11 +113,11 @@ def calibration_charts(found: Evaluation) -> list[tuple[str, Markup]]:
 
 def class_rows(found: Evaluation) -> list[tuple[str, ...]]:
     """Class, images, precision, recall, F1, AUC; of many classes those with the worst F1 come first."""
-    images, auc, measures = found.confusion.sum(1).tolist(), found.auc.tolist(), found.class_metrics
-    order = list(range(len(found.classes)))
-    if len(order) > MAX_ROWS:
-        order.sort(key=lambda k: (measures.f1[k].isnan().item(), measures.f1[k].item()))
-    columns = [values.tolist() for values in measures]
+    images, auc = found.confusion.sum(1).tolist(), found.auc.tolist()
+    columns = [values.tolist() for values in found.class_metrics]
+    order, f1 = list(range(len(found.classes))), columns[2]
+    if len(order) > MAX_MATRIX:
+        order.sort(key=lambda k: f1[k] if f1[k] == f1[k] else math.inf)
     return [
         (found.classes[k], f"{images[k]:,}", *(number(column[k], 1) for column in columns), number(auc[k], 3))
         for k in order

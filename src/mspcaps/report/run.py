@@ -66,11 +66,9 @@ def evaluation_page(
     weights: Sequence[str], model: nn.Module, evaluation: Evaluation, data: ImageSet, source: str, split: str = "test"
 ) -> Page:
     """What `mspcaps eval` found: `source` names the data set, `weights` are several if they answered together."""
-    config, params = config_of(unwrapped(model)), sum(p.numel() for p in model.parameters())
+    params = sum(p.numel() for p in model.parameters())
     names = [weights_name(one) for one in weights]
-    told: Pairs = [("images of", " × ".join(map(str, (config["in_chans"], *config["img_size"]))))]
-    if params and len(weights) == 1:  # an exported file has none
-        told.insert(0, ("parameters", f"{params:,}"))
+    told: Pairs = [("parameters", f"{params:,}")] if params and len(weights) == 1 else []  # an exported file has none
     title = CATALOG[source].title if source in CATALOG else data.name
     origin = f"{provenance(source)} {facts(source).licence}" if source in CATALOG else ""
     return Page(
