@@ -75,9 +75,9 @@ def test_calibration_bins_against_a_loop():
     bins = calibrate(torch.from_numpy(sure), torch.from_numpy(right), 10)
     for b in range(10):
         inside = [i for i in range(200) if b / 10 < sure[i] <= (b + 1) / 10]
-        assert bins.count[b] == len(inside)
+        assert bins.images[b] == len(inside)
         assert bins.confidence[b] == pytest.approx(np.mean(sure[inside]))
         assert bins.accuracy[b] == pytest.approx(np.mean(right[inside]))
-    gaps = abs(bins.accuracy - bins.confidence) * bins.count / 200
+    gaps = abs(bins.accuracy - bins.confidence) * bins.images / 200
     assert bins.error == pytest.approx(float(gaps.sum()))
     assert calibrate(torch.tensor([0.95]), torch.tensor([True])).confidence.isnan().sum() == 14

@@ -43,15 +43,15 @@ def one_vs_rest_auc(presence: Tensor, labels: Tensor) -> Tensor:
 class Calibration(NamedTuple):
     """Bins of equal width over the confidence, each [bins]; confidence and accuracy are NaN for an empty bin."""
 
-    count: Tensor  # int64
+    images: Tensor  # int64, how many fall into the bin
     confidence: Tensor  # mean, in [0, 1]
     accuracy: Tensor  # in [0, 1]
 
     @property
     def error(self) -> float:
         """Mean over the images of |accuracy - mean confidence| of the bin that an image falls into."""
-        gaps = self.count * (self.accuracy - self.confidence).abs()
-        return (gaps.nansum() / self.count.sum()).item()
+        gaps = self.images * (self.accuracy - self.confidence).abs()
+        return (gaps.nansum() / self.images.sum()).item()
 
 
 def calibrate(confidences: Tensor, right: Tensor, bins: int = BINS) -> Calibration:

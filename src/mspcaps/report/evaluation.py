@@ -104,7 +104,7 @@ def epoch_chart(label: str, values: Sequence[float], unit: str = "", log: bool =
 def calibration_charts(found: Evaluation) -> list[tuple[str, Markup]]:
     bins = found.calibration
     right = [100 * value for value in bins.accuracy.tolist()]
-    shares = (100 * bins.count / found.n).tolist()
+    shares = (100 * bins.images / found.n).tolist()
     return [
         ("Right answers at each confidence", Markup(bins_chart(right, "Accuracy by confidence", diagonal=True))),
         ("Images at each confidence", Markup(bins_chart(shares, "Share of the images by confidence"))),
@@ -164,7 +164,7 @@ def confused_pairs(found: Evaluation) -> list[tuple[str, ...]]:
     mistakes = found.confusion.clone().fill_diagonal_(0)
     counts, places = mistakes.flatten().sort(descending=True, stable=True)
     totals, k = found.confusion.sum(1), len(found.classes)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for count, place in zip(counts[:MAX_ROWS].tolist(), places[:MAX_ROWS].tolist(), strict=True):
         true, answer = divmod(place, k)
         if count:
@@ -194,9 +194,9 @@ def summary(found: Evaluation) -> str:
 
 def choose_right(found: Evaluation) -> list[int]:
     """For each of the first classes the correctly classified image of median confidence."""
-    sure, chosen = found.presence.amax(1), list[int]()
+    sure, predictions, chosen = found.presence.amax(1), found.predictions, list[int]()
     for label in range(len(found.classes)):
-        members = ((found.labels == label) & (found.predictions == label)).nonzero().flatten()
+        members = ((found.labels == label) & (predictions == label)).nonzero().flatten()
         if len(members):
             order = sure[members].argsort()
             chosen.append(int(members[order[len(order) // 2]]))
