@@ -86,7 +86,7 @@ def evaluation_page(
 def page_path(out: Path, weights: Sequence[str], data: str, split: str, part: int | None = None) -> Path:
     """out/mspcaps_t.cifar10/cifar10-test.html"""
     folder = "+".join(weights_name(one) for one in weights).encode()[:200].decode(errors="ignore")
-    return out / folder / f"{data}-{split}{f'-{part}' if part is not None else ''}.html"
+    return out / folder / f"{data or 'data'}-{split}{f'-{part}' if part is not None else ''}.html"
 
 
 def figures(found: Evaluation) -> Pairs:
