@@ -18,7 +18,7 @@ from mspcaps.files import format_duration, weights_name
 from mspcaps.models import config_of, unwrapped
 from mspcaps.report.evaluation import Page, number
 from mspcaps.training import Result
-from mspcaps.training.recipe import measured_on
+from mspcaps.training.result import BEST
 
 PAGE = "index.html"  # in the folder of a run
 MAX_IMAGES = 10_000  # that the page of a run is about
@@ -36,16 +36,17 @@ def run_page(result: Result) -> Page:
             f"{result.folder} is of a run finished before: `mspcaps eval {result.weights}` writes a page"
         )
     recipe, run, data = result.recipe, result.run, sample_images(result.images)
-    evaluation, images_are = evaluate(result.model, data), f"{measured_on(recipe.held_out)} images"
+    images_are = "test images" if run.measured_on == "test" else "held-out images"
+    evaluation = evaluate(result.model, data)
     title = CATALOG[recipe.data].title if recipe.data in CATALOG else recipe.dataset
     told: Pairs = [
         ("parameters", f"{run.params:,}"),
         ("training images", f"{run.images or 0:,}"),
-        ("epochs", f"{recipe.epochs}"),
+        ("epochs", f"{run.epochs}"),
         ("training time", format_duration(run.seconds.train)),
     ]
     if len(data) < len(result.images):
-        reached = run.accuracy.best if recipe.validation else run.accuracy.last
+        reached = run.accuracy.best if result.weights.name == BEST else run.accuracy.last
         told.append((f"on all {len(result.images):,} {images_are}", f"{reached:.2f} %"))
     licence = facts(recipe.data).licence if recipe.data in CATALOG else ""
     return Page(
