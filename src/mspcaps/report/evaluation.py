@@ -40,6 +40,7 @@ class Page:
     footer: str
     history: Sequence[Epoch] = ()  # empty: nothing about how it learned
     images_are: str = "test images"
+    watched: str = "test images"  # whose accuracy the history has
     notes: Sequence[str] = ()  # files that were not used, in sentences
     shown: ImageSet | None = None  # the same images as people should see them, if not as the model does
     capsules: bool = True  # whether the scores are lengths of capsules
@@ -88,11 +89,11 @@ def curves(page: Page) -> list[tuple[str, Markup]]:
         return []
     charts = [
         ("Loss on the training images, logarithmic", epoch_chart("Loss", [row.loss for row in page.history], log=True)),
-        (f"Accuracy on the {page.images_are}", epoch_chart("Accuracy", [row.accuracy for row in page.history], "%")),
+        (f"Accuracy on the {page.watched}", epoch_chart("Accuracy", [row.accuracy for row in page.history], "%")),
     ]
-    validation = [row.validation for row in page.history if row.validation is not None]
-    if validation:
-        charts.append(("Accuracy on the validation images", epoch_chart("Validation accuracy", validation, "%")))
+    attacked = [row.validation for row in page.history if row.validation is not None]
+    if attacked and attacked != [row.accuracy for row in page.history]:
+        charts.append(("Accuracy on validation images under attack", epoch_chart("Robust accuracy", attacked, "%")))
     return charts
 
 

@@ -59,6 +59,7 @@ def run_page(result: Result) -> Page:
         f"{run.software['mspcaps']}, PyTorch {run.software['torch']}. {run.provenance} {licence}",
         history=result.history,
         images_are=images_are,
+        watched=f"{run.watched} images",
         notes=folder_notes(recipe.data, ("train", "test")),
     )
 
