@@ -23,7 +23,7 @@ from mspcaps.training.result import BEST
 PAGE = "index.html"  # in the folder of a run
 MAX_IMAGES = 10_000  # that the page of a run is about
 MAX_BYTES = 1 << 29  # of their pixels
-IMAGES = {"test": "test images", "train": "training images", "all": "images"}  # by split
+IMAGES = {"test": "test images", "train": "training images"}  # by split
 
 Pairs = list[tuple[str, str]]
 
@@ -80,7 +80,7 @@ def evaluation_page(
         data=data,
         commands=next_commands(weights[0], model) if len(weights) == 1 else [],
         footer=f"Measured with mspcaps {__version__}, PyTorch {torch.__version__}. {origin}",
-        images_are=IMAGES[split],
+        images_are=IMAGES.get(split, "images"),
         notes=folder_notes(source, (split,)),
     )
 

@@ -1,7 +1,7 @@
 """Any ledger as tables and curves: one page with contents, and the tables alone as Markdown."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def run_row(run: Run, kind: str) -> dict[str, Any]:
     """The same of a single run; `kind` is runs or repeats."""
     return {
         "dataset": run.dataset, "model": run.model, "recipe": run.name, "seed": run.seed, "kind": kind,
-        **asdict(run.accuracy),
+        "last": run.accuracy.last, "best": run.accuracy.best, "best_epoch": run.accuracy.best_epoch,
         "train_seconds": run.seconds.train, "device": run.device, "commit": run.commit,
         "weights_sha256": run.weights_sha256 or None,
     }  # fmt: skip
