@@ -23,7 +23,7 @@ from mspcaps.training.result import BEST
 PAGE = "index.html"  # in the folder of a run
 MAX_IMAGES = 10_000  # that the page of a run is about
 MAX_BYTES = 1 << 29  # of their pixels
-IMAGES = {"test": "test images", "train": "training images"}  # by split
+IMAGES = {"test": "test images", "train": "training images", "val": "validation images"}  # by split
 
 Pairs = list[tuple[str, str]]
 
