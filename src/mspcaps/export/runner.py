@@ -31,6 +31,8 @@ class Metadata:
     precision: str = "fp32"
     data: str | None = None  # the data set it was trained on, if it is one of the catalog
     sha256: str | None = None  # of the weights file
+    scores: str | None = None  # lengths or logits; files of before do not say
+    named: bool = True  # otherwise the classes are numbers for want of names
 
     def to_strings(self) -> dict[str, str]:
         """ONNX keeps strings only: lists and numbers are JSON."""
@@ -44,7 +46,8 @@ class Metadata:
             "img_size": json.dumps(self.img_size),
             "channels": json.dumps(self.channels),
             "precision": self.precision,
-            **{key: value for key, value in (("data", self.data), ("sha256", self.sha256)) if value},
+            **{key: value for key in ("data", "sha256", "scores") if (value := getattr(self, key))},
+            **({} if self.named else {"named": "false"}),
         }
 
     @classmethod
@@ -60,6 +63,8 @@ class Metadata:
                 precision=strings["precision"],
                 data=strings.get("data"),
                 sha256=strings.get("sha256"),
+                scores=strings.get("scores"),
+                named=strings.get("named") != "false",
             )
         except (KeyError, ValueError, TypeError) as error:
             raise MspcapsError(

@@ -148,7 +148,21 @@ def _read_entry(path: Path) -> dict[str, Any]:
             if not isinstance(table, dict) or key not in table:
                 missing = f"{part}.{key}" if part else key
                 raise MspcapsError(f"{path} is not a complete ledger entry: {missing} is missing")
+    check_numbers(entry, path)
     return entry
+
+
+def check_numbers(entry: dict[str, Any], path: Path) -> None:
+    """Refuses text where reports calculate."""
+    curves = {f"curve.{name}": entry["curve"].get(name, []) for name in ("loss", "accuracy", "validation")}
+    tables = {part: entry[part] for part in ("accuracy", "seconds")}
+    single = {f"{part}.{key}": [value] for part, table in tables.items() for key, value in table.items()}
+    single |= {key: [entry[key]] for key in ("params", "seed")} | {"recipe.epochs": [entry["recipe"]["epochs"]]}
+    for name, values in (curves | single).items():
+        if not isinstance(values, list):
+            raise MspcapsError(f"{path} is not a ledger entry: {name} is {values!r:.40}, but must be a list of numbers")
+        if odd := [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]:
+            raise MspcapsError(f"{path} is not a ledger entry: {name} has {odd[0]!r:.40}, which is not a number")
 
 
 def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = False) -> Run | None:
