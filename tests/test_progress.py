@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mspcaps.progress import Progress, clock
+from mspcaps.progress import Progress, clock, printable, say
 
 
 def moments(monkeypatch: pytest.MonkeyPatch, *times: float) -> list[float]:
@@ -53,3 +53,17 @@ def test_a_bar_on_a_terminal(parallel: bool, left: list[str], monkeypatch: pytes
 
 def test_the_clock() -> None:
     assert [clock(seconds) for seconds in (0, 75, 3675)] == ["0:00", "1:15", "1:01:15"]
+
+
+HOSTILE = "a\x1b[2Jb\x9b31m\rc\u202ed\x07"  # clears the screen, colours, goes back, turns the text, rings
+
+
+def test_what_a_terminal_would_obey_is_shown(capsys: Any) -> None:
+    assert printable(HOSTILE) == r"a\x1b[2Jb\x9b31m\rc\u202ed\x07"
+    assert printable("Käse 猫 👩‍👧 x") == "Käse 猫 👩‍👧 x" and printable("two\nlines") == r"two\nlines"
+    say("one\ntwo\x1b")
+    file = io.StringIO()
+    with Progress(file=file) as progress:
+        progress.update(HOSTILE, 1, 1, HOSTILE)
+    assert capsys.readouterr().out == "one\ntwo\\x1b\n"
+    assert not set("\x1b\x9b\r\u202e\x07") & set(file.getvalue())

@@ -17,8 +17,21 @@ from mspcaps.files import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+# What a terminal obeys in place of showing it: control characters, and those that turn the direction of the text.
+_TURNING = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+COMMANDS = {number: ascii(chr(number))[1:-1] for number in (*range(32), *range(127, 160), *_TURNING)}
 LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds between two lines, two states of a bar
 WINDOW = 30.0  # seconds over which the rate is taken
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: names of files and classes may hold what it would obey."""
+    return text.translate(COMMANDS)
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print lines, each made printable."""
+    print("\n".join(map(printable, text.split("\n"))), file=file, flush=True)
 
 
 @dataclass
@@ -76,6 +89,7 @@ class Progress:
 
     def update(self, task: str, done: float, total: float | None, detail: str = "", label: str = "") -> None:
         """`done` of `total`, in units. `detail` stands at the end; `label` is shown in the place of the task's name."""
+        detail, label = printable(detail), printable(label or task)
         new, ended = task not in self.tasks, total is not None and done >= total
         ended = ended and (self.last_line or self.bars is not None)
         if not (ended or self.due(task)):
@@ -92,11 +106,11 @@ class Progress:
             if state.bar is None:
                 state.bar = self.bars.add_task("", total=total, facts="")
             shown = " · ".join([*facts, *filter(None, [detail])])
-            self.bars.update(state.bar, completed=done, total=total, description=label or task, facts=shown)
+            self.bars.update(state.bar, completed=done, total=total, description=label, facts=shown)
         elif not new or ended:
             percent = [f"{100 * done / total:3.0f} %"] if total else [f"{done:,.0f}"]
-            line = "  ".join([label or task, *percent, *facts, *filter(None, [detail])])
-            print(line, file=self.file or sys.stderr, flush=True)
+            line = "  ".join([label, *percent, *facts, *filter(None, [detail])])
+            say(line, self.file or sys.stderr)
 
     def clear(self) -> None:
         """Forget the tasks so far."""

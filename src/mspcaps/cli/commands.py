@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from mspcaps.cli.common import Maybe, is_onnx, note_skipped, print_results, show_progress, stoppable, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable, format_bytes, weights_name
+from mspcaps.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,16 +30,18 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     from mspcaps.quickstart import quickstart as run
 
     ready = shipped(out, device)
-    print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")
-    print(f"{ready.evaluation.n:,} test images classified correctly.\nResult page: {ready.page}\n")
+    say(
+        f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of "
+        f"{ready.evaluation.n:,} test images classified correctly.\nResult page: {ready.page}\n"
+    )
     if not train:
         return
     print("Training the same model from scratch on the embedded 5,000 FashionMNIST images.", flush=True)
     with stoppable() as stop:
         done = run(out, device, stop=stop)
     print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images classified correctly.\n")
-    print(f"Result page: {done.page}\n\nTry next:")
-    print(f"  mspcaps predict {done.weights} PICTURE.png")
+    say(f"Result page: {done.page}\n\nTry next:")
+    say(f"  mspcaps predict {done.weights} PICTURE.png")
     print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # shipped weights")
     print("  mspcaps models")
     own = "mspcaps train --data FOLDER --model mspcaps_t --img-size 32 --epochs 30 --batch-size 32"
@@ -194,7 +197,7 @@ def export(
     metadata = exported.metadata
     height, width = metadata.img_size
     task = f"{len(metadata.classes)} classes, images of {metadata.channels} x {height} x {width}"
-    print(f"{exported.path}: {metadata.model}, {task}, {metadata.precision}, {format_bytes(exported.bytes)}")
+    say(f"{exported.path}: {metadata.model}, {task}, {metadata.precision}, {format_bytes(exported.bytes)}")
     differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in exported.differences.items())
     print(f"largest difference from PyTorch's scores, in fp32: {differences}")
     if int8_check := exported.agreement:
@@ -256,7 +259,7 @@ def bench(
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))
     print("\n".join(notes))
-    print(f"figures: {write_result(results, result)}")
+    say(f"figures: {write_result(results, result)}")
 
 
 def show_votes(batch_size: int) -> None:
@@ -288,8 +291,8 @@ def report(results: Path = Path("results"), out: Path = Path("runs/report")) -> 
 
     groups = write_report(results, out)
     runs = sum(len(group.runs) + len(group.repeats) for group in groups)
-    print(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
-    print(f"Tables:    {out / 'report.md'}")
+    say(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
+    say(f"Tables:    {out / 'report.md'}")
 
 
 def app(

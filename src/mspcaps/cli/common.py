@@ -14,7 +14,7 @@ import tyro
 
 from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
 from mspcaps.errors import MspcapsError
-from mspcaps.progress import Progress
+from mspcaps.progress import Progress, printable, say
 
 T = TypeVar("T")
 STOPPING = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
@@ -40,7 +40,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     for number, name in enumerate(head):
         grid.add_column(name, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*map(Text, map(printable, row)))
     console.print(grid)
 
 
@@ -50,7 +50,7 @@ def note_skipped(paths: Iterable[Path]) -> None:
     for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
         deque(pictures_below(folder, skipped=skipped), maxlen=0)
     if skipped:
-        print(f"note: there are also {describe_skipped(skipped)}", file=sys.stderr)
+        say(f"note: there are also {describe_skipped(skipped)}", sys.stderr)
 
 
 def is_onnx(weights: str, device: str | None) -> bool:
@@ -65,7 +65,8 @@ def print_results(results: Iterable[tuple[str, str | None]]) -> int:
     """A line per picture, or an error on stderr, as they come; the exit status says whether any failed."""
     status = 0
     for line, error in results:
-        print(line if error is None else f"error: {error}", file=sys.stdout if error is None else sys.stderr)
+        text, file = (line, sys.stdout) if error is None else (f"error: {error}", sys.stderr)
+        say(printable(text), file)
         status = status if error is None else 1
     return status
 
@@ -96,7 +97,8 @@ def stoppable() -> Iterator[threading.Event]:
         yield stop
     except Stopped as stopped:
         with suppress(OSError):
-            print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
+            if str(stopped):
+                say(str(stopped), sys.stderr)
         raise SystemExit(status) from None
     finally:
         for number, handler in before.items():

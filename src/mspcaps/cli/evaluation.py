@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from mspcaps.cli.common import Maybe, is_onnx, note_skipped, show_progress, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
+from mspcaps.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +111,7 @@ def show_source(data: str, split: str, n: int) -> None:
 
     source = Path(data).expanduser()
     own = str(source) not in CATALOG and source.exists()
-    print(f"{source.resolve() if own else data}, {split}: {n:,} images")
+    say(f"{source.resolve() if own else data}, {split}: {n:,} images")
     if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
         print("these are the pictures of each class that training holds out; --split all takes every picture")
     if own and source.is_dir():
@@ -150,9 +151,9 @@ def show_shifts(
     result = ShiftResult.of(model, dataset, found, part, sha256_of(weights_path(weights)), made)
     heads, rows = result.table()
     table(heads, rows, right=range(2, len(heads)))
-    print(f"accuracy in percent of {found.n:,} images of {dataset}")
+    say(f"accuracy in percent of {found.n:,} images of {dataset}")
     path, figure = write_shifts(results, result)
-    print(f"Figures: {path}\nDrawing: {figure}")
+    say(f"Figures: {path}\nDrawing: {figure}")
 
 
 def show_health(health: "Sequence[BlockHealth]") -> None:

@@ -13,7 +13,7 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models import load_model
-from mspcaps.progress import Progress, clock
+from mspcaps.progress import Progress, clock, say
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import Engine, choose_device
@@ -42,7 +42,7 @@ def train(
     log_dir: str | Path | None = None,
     listener: Listener | None = None,
     stop: threading.Event | None = None,
-    log: Log = print,
+    log: Log = say,
 ) -> Result:
     """Train a recipe (a name, the path of a TOML file, or an object); an interrupted run continues from its checkpoint.
 
