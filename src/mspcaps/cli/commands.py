@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, is_onnx, note_skipped, print_results, show_progress, stoppable, table
+from mspcaps.cli.common import (
+    Maybe,
+    SkipBroken,
+    is_onnx,
+    note,
+    note_skipped,
+    print_results,
+    show_progress,
+    stoppable,
+    table,
+)
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.predict import leave_out_broken
 from mspcaps.files import check_writable, format_bytes, weights_name
 from mspcaps.progress import say
 
@@ -112,6 +123,7 @@ def predict(
     paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
     top: int = 3,
     device: Maybe[str] = None,
+    skip_broken: SkipBroken = False,
 ) -> int:
     """Classify pictures: print the most likely classes with their scores.
 
@@ -124,7 +136,7 @@ def predict(
     check_paths(paths)
     return print_results(
         (f"{one.path}: {', '.join(f'{name} {score:.3f}' for name, score in one.top)}", one.error)
-        for one in predictions(weights, paths, top, device)
+        for one in predictions(weights, paths, top, device, skip_broken)
     )
 
 
@@ -134,17 +146,21 @@ def check_paths(paths: list[Path]) -> None:
     note_skipped(paths)
 
 
-def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
+def predictions(
+    weights: str, paths: list[Path], top: int, device: str | None, skip_broken: bool
+) -> "Iterator[Prediction]":
     """Weights through PyTorch; an exported file through onnxruntime, and then torch is not even imported."""
     if is_onnx(weights, device):
         from mspcaps.export.runner import OnnxModel
 
-        return OnnxModel(weights).stream_predictions(paths, top)
-    from mspcaps.evaluation import stream_predictions
-    from mspcaps.models import load_model
-    from mspcaps.training import choose_device
+        found = OnnxModel(weights).stream_predictions(paths, top)
+    else:
+        from mspcaps.evaluation import stream_predictions
+        from mspcaps.models import load_model
+        from mspcaps.training import choose_device
 
-    return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+        found = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+    return leave_out_broken(found, note) if skip_broken else found
 
 
 def explain(

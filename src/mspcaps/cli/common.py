@@ -18,6 +18,9 @@ from mspcaps.progress import Progress, printable, say
 
 T = TypeVar("T")
 STOPPING = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+SkipBroken = Annotated[
+    bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")
+]
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
 
 
@@ -50,7 +53,12 @@ def note_skipped(paths: Iterable[Path]) -> None:
     for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
         deque(pictures_below(folder, skipped=skipped), maxlen=0)
     if skipped:
-        say(f"note: there are also {describe_skipped(skipped)}", sys.stderr)
+        note(f"there are also {describe_skipped(skipped)}")
+
+
+def note(sentence: str) -> None:
+    """On stderr, so that it is not taken for a result."""
+    say(f"note: {sentence}", sys.stderr)
 
 
 def is_onnx(weights: str, device: str | None) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, is_onnx, note_skipped, show_progress, table
+from mspcaps.cli.common import Maybe, SkipBroken, is_onnx, note, note_skipped, show_progress, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
 from mspcaps.progress import say
@@ -30,6 +30,7 @@ def evaluate(
     images: Maybe[int] = None,
     shifts: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     results: Path = Path("results"),
+    skip_broken: SkipBroken = False,
 ) -> None:
     """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
 
@@ -66,9 +67,11 @@ def evaluate(
         check_writable(results / "robustness")  # before minutes of measuring
     with show_progress("images") as progress:
         if len(models) > 1:
-            result, members = evaluate_ensemble(models, data, split, batch_size, where, progress.update)
+            result, members = evaluate_ensemble(
+                models, data, split, batch_size, where, progress.update, skip_broken, note
+            )
         else:
-            whole = load_for(model, data, split, progress.update)
+            whole = load_for(model, data, split, progress.update, skip_broken=skip_broken, tell=note)
             chosen, members = some_of(whole, images), []
             if shifts:
                 changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)

@@ -14,8 +14,15 @@ from types import ModuleType
 import numpy as np
 
 from mspcaps import __version__
-from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.predict import Paths, Prediction, classify_pictures
+from mspcaps.errors import MspcapsError, warn
+from mspcaps.evaluation.predict import (
+    Pictures,
+    Prediction,
+    Predictions,
+    as_input,
+    classify_pictures,
+    leave_out_broken,
+)
 
 INPUT, OUTPUT = "image", "scores"  # names in the graph
 
@@ -89,21 +96,17 @@ class OnnxModel:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {INPUT: images})[0]
 
-    def predict(self, paths: Paths, top: int = 3, batch_size: int = 64) -> list[Prediction]:
-        """One prediction per picture, in order; a folder means all pictures below it."""
-        return list(self.stream_predictions(paths, top, batch_size))
+    def predict(self, pictures: Pictures, top: int = 3, batch_size: int = 64, skip_broken: bool = False) -> Predictions:
+        """As `mspcaps.predict`: paths, Pillow images, arrays, or a list of them."""
+        found = self.stream_predictions(pictures, top, batch_size)
+        return Predictions(leave_out_broken(found, warn) if skip_broken else found)
 
-    def stream_predictions(self, paths: Paths, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
+    def stream_predictions(self, pictures: Pictures, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
         """As `predict`, but the first predictions come while later pictures are still being read."""
         task = self.metadata
         return classify_pictures(
-            lambda images: self(as_input(images)), paths, task.img_size, task.channels, task.classes, top, batch_size
+            lambda images: self(as_input(images)), pictures, task.img_size, task.channels, task.classes, top, batch_size
         )
-
-
-def as_input(images: np.ndarray) -> np.ndarray:
-    """uint8 [n, c, h, w] -> float32 in [0, 1]."""
-    return images.astype(np.float32) / np.float32(255)
 
 
 def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-untyped-def]  # onnxruntime may be missing

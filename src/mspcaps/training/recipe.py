@@ -105,6 +105,8 @@ class Recipe:
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
     ema: float = 0.0
     """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
+    skip_broken: bool = False
+    """Leave out pictures of a folder that cannot be read, and say which; otherwise they are refused."""
     validation: int = 0
     """Hold out this many training images and report the weights of the epoch that is best on them; 0: of the last."""
     held_out: int = 0
