@@ -112,8 +112,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
             return self
         tell(describe_broken([*broken.values()], len(self)))
         kept = [index for index in range(len(self)) if index not in broken]
-        paths, labels = (tuple(values[index] for index in kept) for values in (self.paths, self.labels))
-        return replace(self, paths=paths, labels=labels)
+        return replace(self, paths=tuple(self.paths[i] for i in kept), labels=tuple(self.labels[i] for i in kept))
 
     def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
         """Call `read` with every index and report all broken pictures together."""

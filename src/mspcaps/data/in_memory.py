@@ -98,16 +98,15 @@ def fit_image(image: Path | Image.Image | np.ndarray, size: tuple[int, int], cha
             f"shape {image.shape} cannot be made one"
         )
     if image.dtype == np.uint8:
-        return read_picture(
-            Image.fromarray(np.ascontiguousarray(image.squeeze(-1) if image.shape[-1] == 1 else image)), size, channels
-        )
+        pixels = np.ascontiguousarray(image[..., 0] if image.shape[-1] == 1 else image)
+        return read_picture(Image.fromarray(pixels), size, channels)
     if image.shape[-1] == 4:  # white where transparent, as in files
         image = image[..., :3] * image[..., 3:] + (1 - image[..., 3:])
-    planes = np.moveaxis(image, -1, 0)
+    planes: np.ndarray = np.moveaxis(image, -1, 0)
     if channels == 1 and len(planes) == 3:
         planes = np.tensordot(GREY, planes, 1)[None]
     resized = [
-        Image.fromarray(plane).resize(size[::-1], Image.Resampling.BILINEAR)
-        for plane in map(np.ascontiguousarray, planes)
+        np.asarray(Image.fromarray(np.ascontiguousarray(plane)).resize(size[::-1], Image.Resampling.BILINEAR))
+        for plane in planes
     ]
     return np.clip(np.broadcast_to(np.stack(resized), (channels, *size)), 0, 1)

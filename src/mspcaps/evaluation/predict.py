@@ -101,10 +101,10 @@ def classify_pictures(
     while batch := list(islice(sources, batch_size)):
         images: list[np.ndarray] = []
         errors: list[str | None] = []
-        for path, image, error in batch:
+        for _, image, error in batch:
             if error is None:
                 try:
-                    images.append(fit_image(path if image is None else image, size, channels))
+                    images.append(fit_image(image, size, channels))
                 except MspcapsError as refusal:
                     if isinstance(image, np.ndarray):  # not broken, but not for this model
                         raise
@@ -115,7 +115,7 @@ def classify_pictures(
             yield Prediction(path, error=error) if error else Prediction(path, best(next(scores), classes, top))
 
 
-Source = tuple[Path | None, Image.Image | np.ndarray | None, str | None]  # where it is, or itself; why it is not
+Source = tuple[Path | None, Path | Image.Image | np.ndarray, str | None]  # its path, what to read, why not
 
 
 def find_sources(pictures: Iterable[object], channels: int) -> Iterator[Source]:
@@ -125,7 +125,7 @@ def find_sources(pictures: Iterable[object], channels: int) -> Iterator[Source]:
             raise MspcapsError(f"the model takes images with {channels} channels, but pictures have 1 or 3")
         if isinstance(item, str | os.PathLike):
             for path, error in find_pictures([Path(item)]):
-                yield path, None, error
+                yield path, path, error
         elif is_image(item):
             for image in split_images(item, channels):
                 yield None, image, None
