@@ -1,6 +1,8 @@
 """How far long work is, told in lines and in bars."""
 
 import io
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -49,6 +51,39 @@ def test_a_bar_on_a_terminal(parallel: bool, left: list[str], monkeypatch: pytes
         progress.update("b", 2, 10, "loss 0.5")
         tasks = [(task.description, task.completed, task.total, task.fields["facts"]) for task in progress.bars.tasks]
     assert tasks == [(name, 1 if name == "a" else 2, 10, "" if name == "a" else "loss 0.5") for name in left]
+
+
+class Notebook(types.ModuleType):
+    """IPython in a kernel, as far as we use it."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython")
+        self.display_module, self.shown = types.ModuleType("IPython.display"), list[Any]()
+        self.display_module.display = self.show  # type: ignore[attr-defined]
+
+    def get_ipython(self) -> Any:
+        return types.SimpleNamespace(kernel=object())
+
+    def show(self, what: Any, display_id: bool) -> Any:
+        assert display_id
+        self.shown.append([what])
+        return types.SimpleNamespace(update=self.shown[-1].append)
+
+
+def test_a_notebook_draws_in_place(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Ten thousand updates in ten seconds are one cell, drawn again four times a second, and no line."""
+    now, notebook = moments(monkeypatch, 0.0), Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display_module)
+    with Progress("images") as progress:
+        for i in range(1, 10_001):
+            now[0] = i / 1000
+            progress.update("a <b>", i, 10_000, "loss 0.5")
+    (states,) = notebook.shown
+    assert 35 < len(states) < 45 and capsys.readouterr() == ("", "")
+    last = states[-1]._repr_html_()
+    assert 'value="10000" max="10000"' in last and "a &lt;b&gt;" in last and "1,000 images/s" in last
+    assert last.count("<progress") == 1 and "loss 0.5" in repr(states[-1])
 
 
 def test_the_clock() -> None:

@@ -128,9 +128,13 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """[n, K]: the scores of the model, lengths of capsules or logits; of two classes [n], as in scikit-learn."""
+        """[n, K]: the scores of the model, lengths of capsules or logits. Of two classes [n], as in scikit-learn: the
+        logarithm of how much likelier the second is."""
         scores = self._scores(X)
-        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+        if len(self.classes_) > 2:
+            return scores
+        logits = np.log(np.maximum(scores, 1e-30)) if self.model_.scores == "lengths" else scores
+        return logits[:, 1] - logits[:, 0]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """[n, K], rows add up to one: lengths divided by their sum, or the softmax of logits."""
@@ -148,10 +152,10 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        if np.ndim(X) > 2:  # images may come in another layout than those before
+        if getattr(X, "ndim", 2) > 2:  # images may come in another layout than those before
             X = check_array(X, allow_nd=True, dtype="numeric")
         else:
-            X = validate_data(self, X, dtype="numeric", reset=False)
+            X = validate_data(self, X, allow_nd=True, dtype="numeric", reset=False)
         with as_value_error():
             images = torch.from_numpy(self._to_images(X))
             if images.shape[1] != self.model_.in_chans:

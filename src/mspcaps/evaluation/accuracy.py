@@ -22,11 +22,13 @@ from mspcaps.evaluation.load import load_for
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
+from mspcaps.pages.notebook import small_table
 
 Pixels = Tensor | np.ndarray
 Data = (
     ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
 )  # what `evaluate` measures on
+MAX_SHOWN = 30  # classes in a notebook
 BINS = 15  # of the calibration error
 
 
@@ -50,6 +52,20 @@ class Evaluation:
             f"Evaluation({self.accuracy:.2f} % of {self.n:,} images right, loss {self.loss:.4f}, "
             f"mean confidence {self.confidence:.2f} %, ece {self.ece:.2f} %)"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the accuracy of each class."""
+        counts = self.confusion.sum(1).tolist()
+        rows = [
+            (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
+            for name, count, percent in zip(self.classes, counts, self.per_class, strict=True)
+        ]
+        more = f"and {len(rows) - MAX_SHOWN:,} more classes; " if len(rows) > MAX_SHOWN else ""
+        note = (
+            f"{more}loss {self.loss:.4f}, mean confidence {self.confidence:.2f} %, calibration error {self.ece:.2f} %"
+        )
+        title = f"{self.accuracy:.2f} % of {self.n:,} images right"
+        return small_table(("class", "images", "accuracy"), rows[:MAX_SHOWN], note, title, right=(1, 2))
 
     @property
     def predictions(self) -> Tensor:

@@ -22,3 +22,14 @@ def small_table(
     above = f'<div style="font-weight:600;margin:4px 0">{escape(title)}</div>' if title else ""
     below = f'<div style="opacity:.7;margin:4px 0">{escape(note)}</div>' if note else ""
     return f'{above}<table style="border-collapse:collapse"><tr>{line("th", heads)}</tr>{body}</table>{below}'
+
+
+def sparkline(values: Sequence[float], label: str) -> str:
+    """A curve of 160 x 36 pixels, from the first value to the last."""
+    low, high = min(values), max(values)
+    step, height = 156 / max(len(values) - 1, 1), 32 / max(high - low, 1e-12)
+    points = " ".join(f"{2 + i * step:.1f},{34 - (value - low) * height:.1f}" for i, value in enumerate(values))
+    return (
+        f'<svg width="160" height="36" role="img" aria-label="{escape(label)}"><polyline points="{points}" fill="none" '
+        'stroke="currentColor" stroke-width="1.5"/></svg>'
+    )

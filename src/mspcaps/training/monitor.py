@@ -1,5 +1,6 @@
 """What is shown of a run while it goes: listeners of the trainer."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.recipe import measured_on
+from mspcaps.training.result import Epoch
 
 if TYPE_CHECKING:
     from mspcaps.training.trainer import Trainer
@@ -35,6 +37,22 @@ class ShowProgress:
         label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
         self.progress.update(run, done, recipe.epochs * steps * recipe.batch_size, "  ".join(detail), label)
+
+
+class EachEpoch:
+    """Calls a function with the row of every epoch, once; epochs of the sittings before this one are not told again."""
+
+    def __init__(self, function: Callable[[Epoch], object]) -> None:
+        self.function, self.told = function, -1
+
+    def __call__(self, trainer: "Trainer") -> None:
+        if not trainer.world.is_main:
+            return
+        if self.told < 0:
+            self.told = len(trainer.history)
+        for row in trainer.history[self.told :]:
+            self.told += 1
+            self.function(row)
 
 
 class TensorBoard:
