@@ -122,8 +122,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
                     classes=self.classes_.astype(str),
                 )  # fmt: skip
                 recipe = Recipe(**given | {"data": str(data)} | dict(self.recipe or {}))
-                place = {"out": folder, "results": folder}
-                done = train(recipe, device=self.device, progress=self.verbose, **place)
+                done = train(recipe, device=self.device, out=folder, results=folder, progress=self.verbose)
         self.model_, self.loss_curve_ = done.model, [row.loss for row in done.history]
         return self
 

@@ -100,9 +100,9 @@ def fit_image(image: Path | Image.Image | np.ndarray, size: tuple[int, int], cha
     if image.dtype == np.uint8:
         pixels = np.ascontiguousarray(image[..., 0] if image.shape[-1] == 1 else image)
         return read_picture(Image.fromarray(pixels), size, channels)
-    if image.shape[-1] == 4:  # white where transparent, as in files
-        image = image[..., :3] * image[..., 3:] + (1 - image[..., 3:])
     planes: np.ndarray = np.moveaxis(image, -1, 0)
+    if len(planes) == 4:  # white where transparent, as in files
+        planes = planes[:3] * planes[3:] + (1 - planes[3:])
     if channels == 1 and len(planes) == 3:
         planes = np.tensordot(GREY, planes, 1)[None]
     resized = [
