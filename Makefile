@@ -42,7 +42,7 @@ $(READY): pyproject.toml constraints.txt
 
 # And everything else: all the extras, the tools for development.
 $(WHOLE): $(READY)
-	$(INSTALL) -e '.[dev,log,onnx,hub,app,heic,docs]'
+	$(INSTALL) -e '.[dev,log,onnx,hub,app,heic,sklearn,docs]'
 	touch $(WHOLE)
 
 clean:

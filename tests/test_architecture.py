@@ -16,7 +16,7 @@ ORDER = [  # from left to right; what shares a line may import each other, APART
     {"models"},
     {"evaluation", "kernels"},
     {"training"},
-    {"explanation", "export", "bench"},
+    {"explanation", "export", "bench", "sklearn"},
     {"__init__"},  # the public API
     {"report"},
     {"app", "quickstart"},

@@ -1,7 +1,10 @@
 """The pages that need no site to be wrong: their code runs, their tables name what is there."""
 
+import contextlib
 import re
+import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,18 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "load_images", tenth)
 
 
+class Board(types.ModuleType):
+    """wandb, as far as the page uses it."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def init(self, project: str, config: dict[str, Any]) -> Any:
+        self.config = config
+        return contextlib.nullcontext(types.SimpleNamespace(log=lambda row, step: self.rows.append((step, row))))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +134,7 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
     torch.manual_seed(0)
     names: dict = {}
     text = page("python.md")
+    monkeypatch.setitem(sys.modules, "wandb", board := Board())
     for code in blocks("python", text):
         exec(code, names)
     shapes = [names[name].shape for name in ("scores", "capsules")] + [t.shape for t in names["primary"]]
@@ -133,6 +149,9 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
     assert names["own"].name == "my pictures" and names["loss"].item() > 0
     assert names["other"].config["num_classes"] == 5 and names["result"].recipe.name == "quickstart+epochs=1"
     assert names["again"].metadata["classes"] == list(names["data"].classes)
+    assert board.config["epochs"] == 1 and [step for step, _ in board.rows] == [1]
+    assert sorted(board.rows[0][1]) == ["accuracy", "loss", "lr"]
+    assert {len(gradients) for gradients in names["each_gradient"].values()} == {8}
 
 
 def test_the_code_about_robustness_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,13 @@
 """How far long work is, told in lines and in bars."""
 
 import io
+import sys
+import types
 from typing import Any
 
 import pytest
 
-from mspcaps.progress import Progress, clock
+from mspcaps.progress import Progress, clock, printable, say
 
 
 def moments(monkeypatch: pytest.MonkeyPatch, *times: float) -> list[float]:
@@ -51,5 +53,52 @@ def test_a_bar_on_a_terminal(parallel: bool, left: list[str], monkeypatch: pytes
     assert tasks == [(name, 1 if name == "a" else 2, 10, "" if name == "a" else "loss 0.5") for name in left]
 
 
+class Notebook(types.ModuleType):
+    """IPython in a kernel, as far as we use it."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython")
+        self.display_module, self.shown = types.ModuleType("IPython.display"), list[Any]()
+        self.display_module.display = self.show  # type: ignore[attr-defined]
+
+    def get_ipython(self) -> Any:
+        return types.SimpleNamespace(kernel=object())
+
+    def show(self, what: Any, display_id: bool) -> Any:
+        assert display_id
+        self.shown.append([what])
+        return types.SimpleNamespace(update=self.shown[-1].append)
+
+
+def test_a_notebook_draws_in_place(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Ten thousand updates in ten seconds are one cell, drawn again four times a second, and no line."""
+    now, notebook = moments(monkeypatch, 0.0), Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display_module)
+    with Progress("images") as progress:
+        for i in range(1, 10_001):
+            now[0] = i / 1000
+            progress.update("a <b>", i, 10_000, "loss 0.5")
+    (states,) = notebook.shown
+    assert 35 < len(states) < 45 and capsys.readouterr() == ("", "")
+    last = states[-1]._repr_html_()
+    assert 'value="10000" max="10000"' in last and "a &lt;b&gt;" in last and "1,000 images/s" in last
+    assert last.count("<progress") == 1 and "loss 0.5" in repr(states[-1])
+
+
 def test_the_clock() -> None:
     assert [clock(seconds) for seconds in (0, 75, 3675)] == ["0:00", "1:15", "1:01:15"]
+
+
+HOSTILE = "a\x1b[2Jb\x9b31m\rc\u202ed\x07"  # clears the screen, colours, goes back, turns the text, rings
+
+
+def test_what_a_terminal_would_obey_is_shown(capsys: Any) -> None:
+    assert printable(HOSTILE) == r"a\x1b[2Jb\x9b31m\rc\u202ed\x07"
+    assert printable("Käse 猫 👩‍👧 x") == "Käse 猫 👩‍👧 x" and printable("two\nlines") == r"two\nlines"
+    say("one\ntwo\x1b")
+    file = io.StringIO()
+    with Progress(file=file) as progress:
+        progress.update(HOSTILE, 1, 1, HOSTILE)
+    assert capsys.readouterr().out == "one\ntwo\\x1b\n"
+    assert not set("\x1b\x9b\r\u202e\x07") & set(file.getvalue())

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import warnings
 from collections.abc import Iterable
 
 
@@ -14,6 +15,11 @@ def nearest(name: str, choices: Iterable[str], otherwise: str) -> str:
     """A hint for a name that is not among the choices: the nearest of them if one is close, else `otherwise`."""
     close = difflib.get_close_matches(name, [*choices], n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def warn(sentence: str) -> None:
+    """Tell a user of Python what is going on without them; the command line tells it in its own way."""
+    warnings.warn(sentence, stacklevel=3)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""How far long work is: a bar with rate and time left on a terminal, now and then a plain line elsewhere.
+"""How far long work is: a bar with rate and time left on a terminal or in a notebook, a plain line at times elsewhere.
 
     with Progress("images") as progress:
         progress.update("reading", done, total)
@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mspcaps.files import format_bytes
@@ -17,8 +18,21 @@ from mspcaps.files import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+# What a terminal obeys in place of showing it: control characters, and those that turn the direction of the text.
+_TURNING = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+COMMANDS = {number: ascii(chr(number))[1:-1] for number in (*range(32), *range(127, 160), *_TURNING)}
 LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds between two lines, two states of a bar
 WINDOW = 30.0  # seconds over which the rate is taken
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: names of files and classes may hold what it would obey."""
+    return text.translate(COMMANDS)
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print lines, each made printable."""
+    print("\n".join(map(printable, text.split("\n"))), file=file, flush=True)
 
 
 @dataclass
@@ -53,9 +67,15 @@ class Progress:
         self.unit, self.every, self.file, self.parallel, self.last_line = unit, every, file, parallel, last_line
         self.tasks: dict[str, Task] = {}
         self.bars: RichProgress | None = None
+        self.cell: Any = None  # the place in a notebook
+        self.drawn: dict[str, tuple[str, str]] = {}  # what is in it, by task, as HTML and as text
 
     def __enter__(self) -> "Progress":
-        if sys.stdout.isatty():
+        if in_notebook():
+            from IPython.display import display  # type: ignore[import-not-found]
+
+            self.cell, self.every = display(LiveHtml("", ""), display_id=True), BAR_EVERY
+        elif sys.stdout.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -76,8 +96,9 @@ class Progress:
 
     def update(self, task: str, done: float, total: float | None, detail: str = "", label: str = "") -> None:
         """`done` of `total`, in units. `detail` stands at the end; `label` is shown in the place of the task's name."""
+        detail, label = printable(detail), printable(label or task)
         new, ended = task not in self.tasks, total is not None and done >= total
-        ended = ended and (self.last_line or self.bars is not None)
+        ended = ended and (self.last_line or self.bars is not None or self.cell is not None)
         if not (ended or self.due(task)):
             return
         if new and not self.parallel:
@@ -88,15 +109,19 @@ class Progress:
         facts = [f"{self.per_second(rate)}"] if rate else []
         if rate and total is not None:
             facts.append(f"{clock((total - done) / rate)} left")
-        if self.bars is not None:
+        shown = " · ".join([*facts, *filter(None, [detail])])
+        if self.cell is not None:
+            self.drawn[task] = progress_bar(label, done, total, shown), f"{label}  {shown}"
+            html, text = zip(*self.drawn.values(), strict=True)
+            self.cell.update(LiveHtml("".join(html), "\n".join(text)))
+        elif self.bars is not None:
             if state.bar is None:
                 state.bar = self.bars.add_task("", total=total, facts="")
-            shown = " · ".join([*facts, *filter(None, [detail])])
-            self.bars.update(state.bar, completed=done, total=total, description=label or task, facts=shown)
+            self.bars.update(state.bar, completed=done, total=total, description=label, facts=shown)
         elif not new or ended:
             percent = [f"{100 * done / total:3.0f} %"] if total else [f"{done:,.0f}"]
-            line = "  ".join([label or task, *percent, *facts, *filter(None, [detail])])
-            print(line, file=self.file or sys.stderr, flush=True)
+            line = "  ".join([label, *percent, *facts, *filter(None, [detail])])
+            say(line, self.file or sys.stderr)
 
     def clear(self) -> None:
         """Forget the tasks so far."""
@@ -104,6 +129,7 @@ class Progress:
             if self.bars is not None and state.bar is not None:
                 self.bars.remove_task(state.bar)
         self.tasks.clear()
+        self.drawn.clear()
 
     def per_second(self, rate: float) -> str:
         if self.unit == "bytes":
@@ -112,8 +138,33 @@ class Progress:
         return f"{number} {self.unit}/s" if self.unit else f"{number}/s"
 
 
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs us, of which others (Colab, VS Code) are kinds."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
 def clock(seconds: float) -> str:
     """75 -> 1:15, 3675 -> 1:01:15"""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+class LiveHtml:
+    """Something that a notebook draws again in the same place: HTML, and text for where there is none."""
+
+    def __init__(self, html: str, text: str) -> None:
+        self.html, self.text = html, text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def progress_bar(label: str, done: float, total: float | None, facts: str) -> str:
+    """HTML."""
+    extent = "" if total is None else f' value="{done:g}" max="{max(total, 1e-9):g}"'
+    return f"<div>{escape(label)} <progress{extent}></progress> {escape(facts)}</div>"

@@ -3,8 +3,10 @@
 import contextlib
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from mspcaps import create_model, load_dataset
 from mspcaps.capsules import margin_loss
@@ -76,6 +78,41 @@ def test_floats_are_measured_as_bytes_are(model, data):
             evaluate(model, (images, data.labels))
     with pytest.raises(MspcapsError, match="10"):
         evaluate(model, (data.images, data.labels + 5))
+
+
+def test_a_loader_and_arrays_are_measured_as_the_data_set_is(model, data):
+    expected = evaluate(model, data)
+    grey = data.images[:, 0].numpy()
+    forms = [
+        DataLoader(data, batch_size=7),
+        DataLoader(TensorDataset(data.images.float() / 255, data.labels), batch_size=100),
+        (data.images.numpy(), data.labels.numpy()),
+        (grey, data.labels.tolist()),
+        (grey[..., None] / np.float32(255), data.labels.int()),
+    ]
+    for form in forms:
+        found = evaluate(model, form)
+        assert torch.allclose(found.scores, expected.scores, atol=1e-5) and torch.equal(found.labels, expected.labels)
+        assert [block.entropy for block in found.health] == pytest.approx([block.entropy for block in expected.health])
+    shuffled = evaluate(model, DataLoader(data, batch_size=7, shuffle=True))
+    assert shuffled.accuracy == expected.accuracy and torch.equal(shuffled.confusion, expected.confusion)
+
+
+def test_loaders_and_arrays_that_are_refused(model, data):
+    numbers = torch.arange(44)
+    for form, word in (
+        (DataLoader(TensorDataset(data.images.float(), data.labels)), "divide"),
+        (DataLoader(TensorDataset(data.images)), "list"),
+        (DataLoader(TensorDataset(data.images, data.images)), "list"),
+        (DataLoader(data.subset(slice(0, 1)), batch_size=2, drop_last=True), "no images"),
+        ((data.images.numpy().astype("float64"), numbers), "divide"),
+        ((data.images.numpy(), numbers[:3]), "3"),
+        ((data.images.numpy().astype("int32"), numbers), "int32"),
+        ((data.images, data.labels.float()), "float32"),
+        ({"images": data.images}, "dict"),
+    ):
+        with pytest.raises(MspcapsError, match=word):
+            evaluate(model, form)
 
 
 def test_a_class_without_images_has_no_accuracy(model, data):

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -82,8 +83,8 @@ def test_a_picture_in_memory_is_read_as_its_file_is(model, tmp_path):
     cut = Image.open(io.BytesIO(photograph.getvalue()[:2000]))
     with pytest.raises(MspcapsError):
         read_picture(cut, (16, 16), 3)
-    with pytest.raises(MspcapsError, match="Image"):
-        predict(model, [picture])
+    assert predict(model, [picture])[0].top == predict(model, [tmp_path / "x.png"])[0].top
+    assert predict(model, [cut, picture])[0].error is not None
 
 
 def test_data_in_the_form_of_the_model(model, sample, tmp_path):
@@ -106,3 +107,89 @@ def test_data_in_the_form_of_the_model(model, sample, tmp_path):
 def test_weights_without_a_recipe_need_a_data_set():
     with pytest.raises(MspcapsError):
         load_for(create_model("mspcaps_t"))
+
+
+@pytest.fixture(scope="module")
+def colour():
+    torch.manual_seed(0)
+    return create_model("mspcaps_t_p2", num_classes=4, img_size=(16, 20)).eval()
+
+
+def test_arrays_and_tensors_get_the_answers_of_files(colour, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (5, 24, 30, 3), dtype=np.uint8)
+    for i, image in enumerate(noise):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    expected = [one.top for one in predict(colour, tmp_path, batch_size=2)]
+    first = torch.from_numpy(noise).movedim(-1, 1)
+    forms = [
+        noise, [*noise], first, [*first], noise.transpose(0, 3, 1, 2), [Image.fromarray(image) for image in noise],
+        [tmp_path / "0.png", noise[1], first[2:4], Image.fromarray(noise[4])], iter(noise),
+    ]  # fmt: skip
+    for form in forms:
+        found = predict(colour, form, batch_size=2)
+        assert [one.top for one in found] == expected and all(one.error is None for one in found)
+    assert [one.path for one in predict(colour, forms[6])] == [tmp_path / "0.png", None, None, None, None]
+    for form in (noise / 255, (noise / 255).astype(np.float16), first / 255, (first / 255).bfloat16()):
+        close = predict(colour, form)
+        for ours, theirs in zip(close, expected, strict=True):
+            assert dict(ours.top) == pytest.approx(dict(theirs), abs=2e-3)
+    assert predict(colour, noise[0])[0].top == predict(colour, first[0])[0].top
+    assert predict(colour, np.zeros((0, 16, 20, 3), np.uint8)) == []
+
+
+def test_grey_and_colour_as_the_model_takes_them(model, colour, sample):
+    """Grey is weighed as Pillow does, also of floats; transparent is white."""
+    rng = np.random.default_rng(1)
+    rgb, rgba = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8), rng.integers(0, 256, (16, 16, 4), dtype=np.uint8)
+    for pixels in (rgb, rgba):
+        expected = dict(predict(model, Image.fromarray(pixels))[0].top)
+        assert dict(predict(model, pixels)[0].top) == expected
+        assert dict(predict(model, pixels / 255)[0].top) == pytest.approx(expected, abs=5e-3)
+    with torch.no_grad():
+        own = model(sample.images[:9].float() / 255)
+    for form in (
+        sample.images[:9],
+        sample.images[:9, 0],
+        sample.images[:9, 0].numpy(),
+        sample.images[:9].float() / 255,
+    ):
+        found = predict(model, form, top=1)
+        assert [one.top[0][0] for one in found] == [sample.classes[k] for k in own.argmax(1)]
+    assert len(predict(colour, sample.images[0, 0])) == len(predict(colour, sample.images[0])) == 1
+    two = create_model("mspcaps_t_p2", in_chans=2, img_size=16).eval()
+    assert len(predict(two, torch.rand(3, 2, 16, 16))) == 3
+
+
+@pytest.mark.parametrize(
+    ("images", "word"),
+    [
+        (np.full((16, 16), 200.0), "255"),
+        (torch.full((1, 1, 16, 16), 255.0), "255"),
+        (np.full((16, 16), -0.1), "-0.1"),
+        (np.full((16, 16), np.nan), "nan"),
+        (np.zeros((16, 16), np.uint16), "uint16"),
+        (torch.zeros(16, 16, dtype=torch.int64), "int64"),
+        (np.zeros((3, 16, 16), np.uint8), "(3, 16, 16)"),
+        (np.zeros((2, 2, 2, 2, 2), np.uint8), "(2, 2, 2, 2, 2)"),
+        (np.array(["a"]), "U1"),
+        ([[1, 2]], "list"),
+        ([None], "NoneType"),
+        (7, "int"),
+    ],
+)
+def test_images_that_are_refused(model, images, word):
+    with pytest.raises(MspcapsError) as told:
+        predict(model, images)
+    assert word in str(told.value)
+
+
+def test_broken_pictures_are_left_out_counted_and_named(model, sample, tmp_path):
+    for i in range(3):
+        write(tmp_path / f"{i}.png", sample.images[i])
+    for i in range(5):
+        (tmp_path / f"x{i}.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    with pytest.warns(UserWarning, match=r"5 of 8 .*x0\.png.*x1\.png.*x2\.png.* 2 more"):
+        found = predict(model, tmp_path, skip_broken=True)
+    assert [one.path.name for one in found] == ["0.png", "1.png", "2.png"]
+    with pytest.raises(MspcapsError, match="5 of 5"):
+        predict(model, sorted(tmp_path.glob("x*")), skip_broken=True)

@@ -1,5 +1,6 @@
 """Exported models answer as PyTorch does, and no torch in sight."""
 
+import math
 import os
 import re
 import subprocess
@@ -17,7 +18,8 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load, load_for
 from mspcaps.export import OnnxModel, export_model, load_onnx, runner
 from mspcaps.files import sha256_of
-from mspcaps.models import read_card
+from mspcaps.models import read_card, registry
+from mspcaps.models.resnet import resnet20
 
 pytestmark = pytest.mark.slow  # what they share takes seconds to set up
 
@@ -108,6 +110,28 @@ def test_what_is_not_known_is_not_told(place, tmp_path):
     new = load_onnx(tmp_path / "new.onnx")
     with pytest.raises(MspcapsError):
         load_for(new)
+
+
+def test_a_model_of_ones_own_without_class_names(tmp_path, monkeypatch, capsys):
+    """Where it was registered and where it is not, and with the classes of the data, as the torch model takes them."""
+    draw(tmp_path / "own", count=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_builders", dict(registry._builders))
+
+        @registry.register_model
+        def own_net(task):
+            return resnet20(task)
+
+        model = seasoned("own_net", num_classes=2, img_size=16)
+        export_model(model, tmp_path / "own.onnx")
+        here = evaluate(load_onnx(tmp_path / "own.onnx"), tmp_path / "own")
+    assert main(["eval", str(tmp_path / "own.onnx"), "--data", str(tmp_path / "own")]) == 0, capsys.readouterr().err
+    there = evaluate(load_onnx(tmp_path / "own.onnx"), tmp_path / "own")
+    expected = evaluate(model, tmp_path / "own")
+    assert there.classes == here.classes == expected.classes == tuple(CLASSES)
+    assert torch.allclose(there.scores, expected.scores, atol=1e-4)
+    assert there.ece == pytest.approx(expected.ece, abs=1e-2) and here.loss == pytest.approx(expected.loss, abs=1e-4)
+    assert math.isnan(there.loss), "a file has no loss"
 
 
 def test_the_command_needs_no_torch(place):

@@ -1,5 +1,7 @@
 """The contract that every registered model keeps."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,18 @@ def test_a_plain_dictionary_of_weights_loads_into_a_new_model(name):
     target.load_state_dict(dict(source.state_dict()))
     with torch.no_grad():
         assert torch.equal(source(x), target(x))
+
+
+def test_the_config_tells_the_normalisation_that_was_loaded():
+    source = create_model("resnet20", in_chans=2, mean=[0.1, 0.25], std=[0.0, 0.5])
+    target = create_model("resnet20", in_chans=2)
+    torch.nn.DataParallel(target).module.load_state_dict(source.state_dict())
+    assert target.config["mean"] == pytest.approx((0.1, 0.25)) and target.config["std"] == pytest.approx((0.001, 0.5))
+    twin = create_model(**target.config)
+    assert torch.equal(twin.normalize.mean, source.normalize.mean)
+    before = source.config
+    source.load_state_dict(copy.deepcopy(source).half().state_dict())
+    assert source.config == before, "rounding is no change"
 
 
 def test_the_model_remembers_what_it_was_made_for():

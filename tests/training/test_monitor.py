@@ -11,7 +11,7 @@ import torch
 from mspcaps.progress import Progress
 from mspcaps.training import Epoch, Recipe
 from mspcaps.training.distributed import World
-from mspcaps.training.monitor import ShowProgress, TensorBoard
+from mspcaps.training.monitor import EachEpoch, ShowProgress, TensorBoard
 from mspcaps.training.recipe import Adversary
 
 ROWS = [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
@@ -52,6 +52,15 @@ def test_a_line_tells_robust_accuracy() -> None:
         ShowProgress(progress)(trainer)
     ends = [line.split("  ")[-1] for line in file.getvalue().splitlines()]
     assert ends == ["validation accuracy 70.00 %", "robust 41.50 %"]
+
+
+def test_every_epoch_is_told_once_and_only_those_of_this_sitting() -> None:
+    told: list[Epoch] = []
+    listener, other = EachEpoch(told.append), EachEpoch(told.append)
+    for state in (at(1, 3, rows=1), at(1, 9, rows=1), at(2, 0, rows=2), at(2, 5, rows=2), at(3, 0, rows=3)):
+        listener(state)
+        other(SimpleNamespace(**vars(state) | {"world": World(rank=1)}))  # type: ignore[arg-type]
+    assert told == ROWS[1:]
 
 
 def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:

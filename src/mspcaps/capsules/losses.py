@@ -1,5 +1,6 @@
 """Losses on class scores. Targets are class numbers [b], or soft targets [b, j] as mixup makes them."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +19,15 @@ def margin_loss(scores: Tensor, y: Tensor, m_plus: float = 0.9, m_minus: float =
 def margin_losses(scores: Tensor, y: Tensor, m_plus: float = 0.9, m_minus: float = 0.1, absent: float = 0.5) -> Tensor:
     """The margin loss of each image: [b]."""
     scores = at_least_fp32(scores)
-    present = (y if y.is_floating_point() else F.one_hot(y, scores.shape[1])).to(scores.dtype)  # T [b, j]
+    present = soft_targets(y, scores)  # T [b, j]
     pull = present * F.relu(m_plus - scores).square()
     push = absent * (1 - present) * F.relu(scores - m_minus).square()
     return (pull + push).sum(1)
+
+
+def soft_targets(y: Tensor, scores: Tensor) -> Tensor:
+    """Class numbers [b], or targets that are soft already [b, j] -> [b, j] in the precision of the scores.
+
+    Not F.one_hot, which reads the numbers: torch.func.vmap has none to read, and so no gradients per image.
+    """
+    return y.to(scores.dtype) if y.is_floating_point() else torch.zeros_like(scores).scatter(1, y[:, None], 1.0)

@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial, wraps
 from itertools import dropwhile, takewhile
@@ -16,11 +18,16 @@ import tyro
 
 from mspcaps import __version__
 from mspcaps.cli import attacks, commands, datasets, evaluation, training
-from mspcaps.errors import MspcapsError, nearest, reason
+from mspcaps.errors import MspcapsError, first_line, nearest, reason
+from mspcaps.progress import say
 
 Command = Callable[..., int | None]
 Table = dict[str, Command]
-DESCRIPTION = "Train, evaluate, explain and export capsule networks. Start with `mspcaps quickstart`."
+DESCRIPTION = """Train, evaluate, explain and export capsule networks. Start with `mspcaps quickstart`.
+
+`mspcaps --import MODULE COMMAND ...` imports a Python module of yours first, such as one that registers models.
+`mspcaps --version` prints the version. `mspcaps --tyro-print-completion bash` (or zsh, tcsh) prints a script that makes
+the shell complete commands and options."""
 COMMANDS: Table = {
     "quickstart": commands.quickstart,
     "data": datasets.data,
@@ -81,11 +88,13 @@ def main(args: list[str] | None = None) -> int:
 
 def run(args: list[str]) -> int:
     """Parse and call."""
+    if "" in args:
+        raise MspcapsError("one of the arguments is empty: is a shell variable unset?")
+    while args and args[0].partition("=")[0] == "--import":
+        args = import_first(args)
     if args in (["--version"], ["-V"]):
         print(f"mspcaps {__version__}")
         return 0
-    if "" in args:
-        raise MspcapsError("one of the arguments is empty: is a shell variable unset?")
     table, program, description = COMMANDS, "mspcaps", DESCRIPTION
     if args[:1] == ["data"]:
         table, program, description, args = DATA, "mspcaps data", "List, fetch and verify data sets.", args[1:]
@@ -100,6 +109,28 @@ def run(args: list[str]) -> int:
         parser = partial(tyro.extras.subcommand_cli_from_dict, commands, description=description, args=args or [name])
         command = parse(program, parser)
     return command() or 0
+
+
+def import_first(args: list[str]) -> list[str]:
+    """--import MODULE: import it, from the working directory too, as `python -m` does; the other arguments are left."""
+    _, equals, name = args[0].partition("=")
+    rest = args[1:] if equals else args[2:]
+    name = name if equals else "".join(args[1:2])
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise MspcapsError(f"--import takes the name of a module as Python imports it, such as my.models, not {name!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(name)
+    except MspcapsError:
+        raise
+    except ModuleNotFoundError as error:
+        raise MspcapsError(f"cannot import {name}: there is no module {error.name!r} here or installed") from error
+    except Exception as error:  # of the user's own code
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {first_line(error)}, in line {last.lineno} of {last.filename}"
+        raise MspcapsError(f"cannot import {name}: {why}") from error
+    return rest
 
 
 def deferred(command: Command) -> Callable[..., Command]:
@@ -132,7 +163,7 @@ def parse(program: str, parser: Callable[..., Command]) -> Command:
 
 
 def refuse(why: str) -> int:
-    print("error:", " ".join(why.split()), file=sys.stderr)  # some libraries speak in several lines
+    say(f"error: {' '.join(why.split())}", sys.stderr)  # some libraries speak in several lines
     return 2
 
 

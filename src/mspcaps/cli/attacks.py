@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from mspcaps.cli.common import Maybe, show_progress, table
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
+from mspcaps.progress import say
 
 
 def attack(
@@ -64,9 +65,9 @@ def attack(
         )  # fmt: skip
     heads, rows = found.table()
     table(heads, rows, right=range(1, len(heads)))
-    print(f"{found.weights} on {found.n:,} images of {found.dataset}: {found.clean_accuracy:.2f} % without an attack")
+    say(f"{found.weights} on {found.n:,} images of {found.dataset}: {found.clean_accuracy:.2f} % without an attack")
     for caution in found.cautions:
-        print(f"warning: {caution}")
+        say(f"warning: {caution}")
     path = robustness.result_path(results, found, images)
     robustness.write_robustness(path, found, around)
-    print(f"figures: {path}\nfigure:  {path.with_suffix('.svg')}")
+    say(f"figures: {path}\nfigure:  {path.with_suffix('.svg')}")

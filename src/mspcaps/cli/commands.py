@@ -14,9 +14,11 @@ from mspcaps.cli.common import (
     Format,
     JsonSwitch,
     Maybe,
+    SkipBroken,
     Switch,
     choose_format,
     is_onnx,
+    note,
     note_skipped,
     print_document,
     print_results,
@@ -25,7 +27,9 @@ from mspcaps.cli.common import (
     table,
 )
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.predict import leave_out_broken
 from mspcaps.files import check_writable, format_bytes, weights_name
+from mspcaps.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,16 +49,18 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     from mspcaps.quickstart import quickstart as run
 
     ready = shipped(out, device)
-    print(f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of ", end="")
-    print(f"{ready.evaluation.n:,} test images classified correctly.\nResult page: {ready.page}\n")
+    say(
+        f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of "
+        f"{ready.evaluation.n:,} test images classified correctly.\nResult page: {ready.page}\n"
+    )
     if not train:
         return
     print("Training the same model from scratch on the embedded 5,000 FashionMNIST images.", flush=True)
     with stoppable() as stop:
         done = run(out, device, stop=stop)
     print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images classified correctly.\n")
-    print(f"Result page: {done.page}\n\nTry next:")
-    print(f"  mspcaps predict {done.weights} PICTURE.png")
+    say(f"Result page: {done.page}\n\nTry next:")
+    say(f"  mspcaps predict {done.weights} PICTURE.png")
     print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # shipped weights")
     print("  mspcaps models")
     own = "mspcaps train --data FOLDER --model mspcaps_t --img-size 32 --epochs 30 --batch-size 32"
@@ -148,6 +154,7 @@ def predict(
     device: Maybe[str] = None,
     json: JsonSwitch = False,
     csv: CsvSwitch = False,
+    skip_broken: SkipBroken = False,
 ) -> int:
     """Classify pictures: print the most likely classes with their scores.
 
@@ -159,7 +166,7 @@ def predict(
     """
     form = choose_format(json, csv)
     check_paths(paths)
-    found = predictions(weights, paths, top, device)
+    found = predictions(weights, paths, top, device, skip_broken)
     if form != "text":
         return print_predictions(form, weights, list(found))
     return print_results(
@@ -191,17 +198,21 @@ def check_paths(paths: list[Path]) -> None:
     note_skipped(paths)
 
 
-def predictions(weights: str, paths: list[Path], top: int, device: str | None) -> "Iterator[Prediction]":
+def predictions(
+    weights: str, paths: list[Path], top: int, device: str | None, skip_broken: bool
+) -> "Iterator[Prediction]":
     """Weights through PyTorch; an exported file through onnxruntime, and then torch is not even imported."""
     if is_onnx(weights, device):
         from mspcaps.export.runner import OnnxModel
 
-        return OnnxModel(weights).stream_predictions(paths, top)
-    from mspcaps.evaluation import stream_predictions
-    from mspcaps.models import load_model
-    from mspcaps.training import choose_device
+        found = OnnxModel(weights).stream_predictions(paths, top)
+    else:
+        from mspcaps.evaluation import stream_predictions
+        from mspcaps.models import load_model
+        from mspcaps.training import choose_device
 
-    return stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+        found = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+    return leave_out_broken(found, note) if skip_broken else found
 
 
 def explain(
@@ -254,7 +265,7 @@ def export(
     metadata = exported.metadata
     height, width = metadata.img_size
     task = f"{len(metadata.classes)} classes, images of {metadata.channels} x {height} x {width}"
-    print(f"{exported.path}: {metadata.model}, {task}, {metadata.precision}, {format_bytes(exported.bytes)}")
+    say(f"{exported.path}: {metadata.model}, {task}, {metadata.precision}, {format_bytes(exported.bytes)}")
     differences = ", ".join(f"{difference:.1e} at batch {batch}" for batch, difference in exported.differences.items())
     print(f"largest difference from PyTorch's scores, in fp32: {differences}")
     if int8_check := exported.agreement:
@@ -316,7 +327,7 @@ def bench(
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))
     print("\n".join(notes))
-    print(f"figures: {write_result(results, result)}")
+    say(f"figures: {write_result(results, result)}")
 
 
 def show_votes(batch_size: int) -> None:
@@ -359,8 +370,8 @@ def report(
         print_document(form, {"recipes": rows, "runs": every, "page": (out / "index.html").resolve()}, rows)
         return
     runs = sum(len(group.runs) + len(group.repeats) for group in groups)
-    print(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
-    print(f"Tables:    {out / 'report.md'}")
+    say(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
+    say(f"Tables:    {out / 'report.md'}")
 
 
 def app(

@@ -19,10 +19,13 @@ import tyro
 from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.files import to_utf8
-from mspcaps.progress import Progress
+from mspcaps.progress import Progress, printable, say
 
 T = TypeVar("T")
 STOPPING = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+SkipBroken = Annotated[
+    bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")
+]
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 JsonSwitch = Annotated[Switch, tyro.conf.arg(help="Print one JSON document instead, and nothing else on stdout.")]
@@ -49,7 +52,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     for number, name in enumerate(head):
         grid.add_column(name, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*map(Text, map(printable, row)))
     console.print(grid)
 
 
@@ -103,7 +106,12 @@ def note_skipped(paths: Iterable[Path]) -> None:
     for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
         deque(pictures_below(folder, skipped=skipped), maxlen=0)
     if skipped:
-        print(f"note: there are also {describe_skipped(skipped)}", file=sys.stderr)
+        note(f"there are also {describe_skipped(skipped)}")
+
+
+def note(sentence: str) -> None:
+    """On stderr, so that it is not taken for a result."""
+    say(f"note: {sentence}", sys.stderr)
 
 
 def is_onnx(weights: str, device: str | None) -> bool:
@@ -118,7 +126,8 @@ def print_results(results: Iterable[tuple[str, str | None]]) -> int:
     """A line per picture, or an error on stderr, as they come; the exit status says whether any failed."""
     status = 0
     for line, error in results:
-        print(line if error is None else f"error: {error}", file=sys.stdout if error is None else sys.stderr)
+        text, file = (line, sys.stdout) if error is None else (f"error: {error}", sys.stderr)
+        say(printable(text), file)
         status = status if error is None else 1
     return status
 
@@ -149,7 +158,8 @@ def stoppable() -> Iterator[threading.Event]:
         yield stop
     except Stopped as stopped:
         with suppress(OSError):
-            print(stopped, end="\n" if str(stopped) else "", file=sys.stderr)
+            if str(stopped):
+                say(str(stopped), sys.stderr)
         raise SystemExit(status) from None
     finally:
         for number, handler in before.items():

@@ -1,6 +1,5 @@
 """`mspcaps data list | get | verify`."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import tyro
 
 from mspcaps.cli.common import show_progress, table
 from mspcaps.files import format_bytes
+from mspcaps.progress import say
 
 
 def data() -> None:
@@ -43,10 +43,10 @@ def get(
     from mspcaps.data import import_files
 
     if source is not None:
-        import_files(name, source, print)
+        import_files(name, source, say)
         return
     with show_progress("bytes") as progress:
-        fetch(name, partial(print, flush=True), progress.update)
+        fetch(name, say, progress.update)
 
 
 def verify(

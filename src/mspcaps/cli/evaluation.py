@@ -10,9 +10,11 @@ from mspcaps.cli.common import (
     CsvSwitch,
     JsonSwitch,
     Maybe,
+    SkipBroken,
     Switch,
     choose_format,
     is_onnx,
+    note,
     note_skipped,
     print_document,
     show_page,
@@ -21,6 +23,7 @@ from mspcaps.cli.common import (
 )
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
+from mspcaps.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +48,7 @@ def evaluate(
     out: Path = Path("runs/eval"),
     json: JsonSwitch = False,
     csv: CsvSwitch = False,
+    skip_broken: SkipBroken = False,
 ) -> None:
     """Measure trained weights: accuracy, precision, recall, F1 and AUC of every class, calibration, routing health.
 
@@ -89,9 +93,11 @@ def evaluate(
         check_writable(results / "robustness")  # before minutes of measuring
     with show_progress("images") as progress:
         if len(models) > 1:
-            result, members = evaluate_ensemble(models, data, split, batch_size, where, progress.update)
+            result, members = evaluate_ensemble(
+                models, data, split, batch_size, where, progress.update, skip_broken, note
+            )
         else:
-            whole = load_for(model, data, split, progress.update)
+            whole = load_for(model, data, split, progress.update, skip_broken=skip_broken, tell=note)
             chosen, members = some_of(whole, images), []
             if shifts:
                 changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)
@@ -157,7 +163,7 @@ def show_source(data: str, split: str, n: int) -> None:
 
     source = Path(data).expanduser()
     own = str(source) not in CATALOG and source.exists()
-    print(f"{source.resolve() if own else data}, {split}: {n:,} images")
+    say(f"{source.resolve() if own else data}, {split}: {n:,} images")
     if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
         print("these are the pictures of each class that training holds out; --split all takes every picture")
     if own and source.is_dir():
@@ -195,9 +201,9 @@ def show_shifts(
     result = ShiftResult.of(model, dataset, found, part, sha256_of(weights_path(weights)), made)
     heads, rows = result.table()
     table(heads, rows, right=range(2, len(heads)))
-    print(f"accuracy in percent of {found.n:,} images of {dataset}")
+    say(f"accuracy in percent of {found.n:,} images of {dataset}")
     path, figure = write_shifts(results, result)
-    print(f"Figures: {path}\nDrawing: {figure}")
+    say(f"Figures: {path}\nDrawing: {figure}")
 
 
 def show_health(health: "Sequence[BlockHealth]") -> None:

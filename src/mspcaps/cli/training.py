@@ -8,7 +8,6 @@ import sys
 import textwrap
 import typing
 from collections import Counter
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +17,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.common import Maybe, show_page, stoppable
 from mspcaps.errors import MspcapsError
-from mspcaps.progress import Progress
+from mspcaps.progress import Progress, say
 
 if TYPE_CHECKING:
     from mspcaps.training import Recipe
@@ -180,7 +179,7 @@ def sweep(
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
     with stoppable() as stop, Progress("images", every=30.0, file=sys.stdout, parallel=True) as progress:
         outcomes = run_sweep(
-            recipes, choose_device(device), seconds, out, results, partial(print, flush=True),
+            recipes, choose_device(device), seconds, out, results, say,
             ShowProgress(progress, named=True), stop,
         )  # fmt: skip
         if stop.is_set():

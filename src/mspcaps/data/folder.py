@@ -5,6 +5,7 @@ about one fifth of each class is held out: the pictures whose path below the cla
 files are split alike on every machine.
 """
 
+import contextlib
 import hashlib
 import math
 import os
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,14 +28,16 @@ from mspcaps.data.formats import has_manifest
 from mspcaps.data.imageset import ImageSet
 from mspcaps.data.pictures import (
     KINDS,
+    MAX_NAMED,
     SUFFIXES,
     Skipped,
+    describe_broken,
     describe_skipped,
     pictures_below,
     read_header,
     read_picture,
 )
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, reason, warn
 from mspcaps.files import ProgressFn, no_progress, to_utf8
 
 T = TypeVar("T")
@@ -41,7 +45,19 @@ HELD_OUT = 5  # one picture in five
 PROBES = 64  # headers read to choose size and channels
 MAX_INFERRED_SIDE = 64  # pixels; the cost of a model grows faster than pixels
 CHUNK = 10_000  # pictures queued at a time; each takes a kilobyte until it is read
-MAX_NAMED_ERRORS = 3  # broken pictures named in one message; the rest are counted
+
+
+def check_readable(path: str) -> None:
+    """Refuses a picture that cannot be decoded; what has not changed since is not decoded again."""
+    with contextlib.suppress(OSError):  # the reader tells it better
+        found = os.stat(path)
+        return _decode(path, found.st_mtime_ns, found.st_size)
+    _decode(path, 0, 0)
+
+
+@cache
+def _decode(path: str, changed: int, size: int) -> None:
+    read_picture(Path(path), (1, 1), 3)
 
 
 @dataclass(frozen=True)
@@ -91,15 +107,33 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         middle of it. This takes a small part of the time of an epoch; truncated pictures are noticed only when read."""
         self._each(lambda index: read_header(Path(self.paths[index])), progress)
 
+    def readable(self, tell: Callable[[str], None] = warn, progress: ProgressFn = no_progress) -> "FolderImages":
+        """Without the pictures that cannot be read, which `tell` is told in one sentence. Each is decoded for
+        that."""
+        broken = dict(self._broken(lambda index: check_readable(self.paths[index]), progress))
+        if len(broken) == len(self):
+            raise MspcapsError(describe_broken([*broken.values()], len(self)))
+        if not broken:
+            return self
+        tell(describe_broken([*broken.values()], len(self)))
+        kept = [index for index in range(len(self)) if index not in broken]
+        return replace(self, paths=tuple(self.paths[i] for i in kept), labels=tuple(self.labels[i] for i in kept))
+
     def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
-        """Call `read` with every index, in threads, and report all broken pictures together."""
-        broken: list[tuple[int, MspcapsError]] = []
+        """Call `read` with every index and report all broken pictures together."""
+        if reasons := [reason for _, reason in self._broken(read, progress)]:  # nobody wants to fix them one by one
+            more = f"; and {len(reasons) - MAX_NAMED} more" if len(reasons) > MAX_NAMED else ""
+            raise MspcapsError("; ".join(reasons[:MAX_NAMED]) + more)
+
+    def _broken(self, read: Callable[[int], object], progress: ProgressFn) -> list[tuple[int, str]]:
+        """Call `read` with every index, in threads -> the indices of broken pictures, in order, and why."""
+        broken: list[tuple[int, str]] = []
 
         def one(index: int) -> None:
             try:
                 read(index)
             except MspcapsError as error:
-                broken.append((index, error))
+                broken.append((index, str(error)))
 
         done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
@@ -111,10 +145,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        if broken:  # in one message: nobody wants to fix them one run at a time
-            reasons = [str(error) for _, error in sorted(broken, key=lambda item: item[0])]
-            more = f"; and {len(reasons) - MAX_NAMED_ERRORS} more" if len(reasons) > MAX_NAMED_ERRORS else ""
-            raise MspcapsError("; ".join(reasons[:MAX_NAMED_ERRORS]) + more)
+        return sorted(broken)
 
 
 def is_picture_folder(name_or_path: str | Path) -> bool:
@@ -181,7 +212,7 @@ def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str]
     if stray:
         notes.append(f"{len(stray):,} pictures lie in no class folder and are not used, such as {min(stray)}")
     if missing := [name for number, name in enumerate(classes) if number not in {*labels}]:
-        named = ", ".join(missing[:MAX_NAMED_ERRORS]) + (" and more" if len(missing) > MAX_NAMED_ERRORS else "")
+        named = ", ".join(missing[:MAX_NAMED]) + (" and more" if len(missing) > MAX_NAMED else "")
         notes.append(f"the {split} split of {root} has no picture of {named}: its accuracy says nothing about that")
     return tuple(notes)
 

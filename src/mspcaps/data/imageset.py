@@ -16,8 +16,10 @@ def to_float(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return images.float() / 255
     if not images.is_floating_point() or not (images.min() >= 0 and images.max() <= 1):
+        low, high = images.min().item(), images.max().item()
+        remedy = ": divide them by 255" if images.is_floating_point() and low >= 0 and 1 < high <= 255 else ""
         raise MspcapsError(
-            f"images must be uint8, or floats in [0, 1], not {images.dtype} from {images.min():g} to {images.max():g}"
+            f"images must be uint8, or floats in [0, 1], not {images.dtype} from {low:g} to {high:g}{remedy}"
         )
     return images
 

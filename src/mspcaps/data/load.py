@@ -25,6 +25,7 @@ def load_dataset(
     split: str = "train",
     img_size: int | tuple[int, int] | None = None,
     progress: ProgressFn = no_progress,
+    skip_broken: bool = False,
 ) -> ImageSet:
     """Load a split (train, val, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
 
@@ -32,7 +33,8 @@ def load_dataset(
     given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without
     `img_size` its images keep their size, except that picture files of different sizes or above 64 pixels are resized
     to a square of at most 64. If a folder has the name of a data set, write ./mnist or pass a Path.
-    `progress` is called for every picture read from a folder.
+    `progress` is called for every picture read from a folder; with `skip_broken` those that cannot be read are left
+    out, with a warning that names the first of them.
     """
     if split not in SPLITS:
         raise MspcapsError(f'there is no split "{split}"; the splits are {", ".join(SPLITS)}')
@@ -55,7 +57,8 @@ def load_dataset(
     elif has_manifest(path):
         data = _from_arrays(read_packed(path), split, None, path.name)
     else:
-        return open_folder(path, split, size).resident(progress)
+        pictures = open_folder(path, split, size)
+        return (pictures.readable() if skip_broken else pictures).resident(progress)
     return data.resized(size) if size else data
 
 

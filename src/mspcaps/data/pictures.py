@@ -9,7 +9,7 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -25,6 +25,7 @@ SUFFIXES = HEIC | {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".gif"),
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 }
+MAX_NAMED = 3  # broken pictures named in one message; the rest are counted
 MAX_PIXELS = 1 << 26  # 64 megapixels; a header may promise more than any memory holds
 MAX_DECODE_SCALE = 4  # a large photograph is decoded at about this many times the wanted size, then resized
 _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"))
@@ -64,6 +65,12 @@ def describe_skipped(skipped: Skipped) -> str:
     return "files that are not read as pictures: " + ", ".join(
         f"{count:,} {suffix or 'without a suffix'}" for suffix, count in skipped.most_common()
     )
+
+
+def describe_broken(errors: Sequence[str], total: int) -> str:
+    """Which of so many pictures are left out, and why: the first ones by name, the rest by number."""
+    more = f"; and {len(errors) - MAX_NAMED:,} more" if len(errors) > MAX_NAMED else ""
+    return f"{len(errors):,} of {total:,} pictures are left out: {'; '.join(errors[:MAX_NAMED])}{more}"
 
 
 def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | None]]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mspcaps.evaluation.predict import Prediction, predict, stream_predictions
+from mspcaps.evaluation.predict import Prediction, Predictions, predict, stream_predictions
 from mspcaps.lazy import lazy_attributes
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mspcaps.evaluation.shifts import ShiftEvaluation, evaluate_shifts
 
 __all__ = [
-    "Evaluation", "Prediction", "Robustness", "ShiftEvaluation", "ShiftResult", "attack", "confidence", "evaluate",
-    "evaluate_ensemble", "evaluate_shifts", "load_for", "predict", "stream_predictions", "write_shifts",
+    "Evaluation", "Prediction", "Predictions", "Robustness", "ShiftEvaluation", "ShiftResult", "attack", "confidence",
+    "evaluate", "evaluate_ensemble", "evaluate_shifts", "load_for", "predict", "stream_predictions", "write_shifts",
 ]  # fmt: skip
 
 # These need torch, the rest does not.

@@ -2,17 +2,21 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from mspcaps.data import FolderImages, ImageSet
+from mspcaps.data.folder import iterate_batches
 from mspcaps.data.imageset import to_float
+from mspcaps.data.in_memory import check_pixels, to_nhwc
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
@@ -20,8 +24,14 @@ from mspcaps.evaluation.metrics import Calibration, ClassMetrics, calibrate, cla
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
+from mspcaps.pages.notebook import small_table
 
 ScoreKind = Literal["lengths", "logits"]
+Pixels = Tensor | np.ndarray
+Data = (
+    ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
+)  # what `evaluate` measures on
+MAX_SHOWN = 30  # classes in a notebook
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,20 @@ class Evaluation:
             f"Evaluation({self.accuracy:.2f} % of {self.n:,} images right, loss {self.loss:.4f}, "
             f"mean confidence {self.confidence:.2f} %, ece {self.ece:.2f} %)"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the accuracy of each class."""
+        counts = self.confusion.sum(1).tolist()
+        rows = [
+            (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
+            for name, count, percent in zip(self.classes, counts, self.per_class, strict=True)
+        ]
+        more = f"and {len(rows) - MAX_SHOWN:,} more classes; " if len(rows) > MAX_SHOWN else ""
+        note = (
+            f"{more}loss {self.loss:.4f}, mean confidence {self.confidence:.2f} %, calibration error {self.ece:.2f} %"
+        )
+        title = f"{self.accuracy:.2f} % of {self.n:,} images right"
+        return small_table(("class", "images", "accuracy"), rows[:MAX_SHOWN], note, title, right=(1, 2))
 
     @property
     def predictions(self) -> Tensor:
@@ -86,20 +110,23 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module | str | Path,
-    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path,
+    data: Data,
     batch_size: int = 500,
     device: torch.device | str | None = None,
     progress: ProgressFn = no_progress,
+    skip_broken: bool = False,
 ) -> Evaluation:
     """Measure a model on all images of `data`. If `device` is given, the model is moved there.
 
     `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images
-    are used, in the model's image size; a pair is images [n, c, h, w], uint8 or floats in [0, 1], and labels [n].
+    are used, in the model's image size; a pair is images and labels [n], and a DataLoader gives such pairs. Images are
+    tensors or arrays of uint8 or of floats in [0, 1]: normalisation is part of the model. With `skip_broken` pictures
+    of a folder that cannot be read are left out, with a warning that names the first of them.
     Train and eval modes are left unchanged.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
-    model, images, labels, classes = prepare(model, data, device)
+    model, images, labels, classes = prepare(model, data, device, skip_broken)
     inner = unwrapped(model)
     scores = all_scores(model, images, batch_size, progress)
     check_labels(labels, scores.shape[1])
@@ -132,21 +159,22 @@ def measure(
 
 def prepare(
     model: nn.Module | str | Path,
-    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path,
+    data: Data,
     device: torch.device | str | None,
+    skip_broken: bool = False,
 ) -> tuple[nn.Module, Tensor, Tensor, tuple[str, ...]]:
     """What `evaluate` takes -> the model on its device, images [n, c, h, w], labels [n] on the CPU, class names."""
     model = as_model(model)
     if isinstance(data, str | Path):
-        data = load_for(model, data)
+        data = load_for(model, data, skip_broken=skip_broken)
     elif isinstance(data, FolderImages):
-        data = data.resident()
+        data = (data.readable() if skip_broken else data).resident()
     inner = unwrapped(model)
     if isinstance(data, ImageSet):
         check_fit(inner, data)
         images, labels, classes = data.images, data.labels.cpu(), data.classes
     else:
-        images, labels = check_pair(data)
+        images, labels = gather(data) if isinstance(data, DataLoader) else as_pair(data, inner)
         classes = class_names(inner)
     if device is not None:
         try:
@@ -192,15 +220,47 @@ def confidence(scores: Tensor, kind: ScoreKind) -> Tensor:
     return (scores if kind == "lengths" else scores.softmax(1)).amax(1)
 
 
-def check_pair(data: object) -> tuple[Tensor, Tensor]:
-    """Images and labels, each a tensor."""
+def as_pair(data: object, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Images and labels, each a tensor, an array or, of labels, a list -> tensors [n, c, h, w] and [n]."""
     match data:
-        case (Tensor() as images, Tensor() as labels) if images.ndim == 4 and labels.shape == images.shape[:1]:
-            return images, labels.cpu()
+        case (Tensor() | np.ndarray() as images, Tensor() | np.ndarray() | list() | tuple() as labels):
+            config = getattr(model, "config", {})
+            if isinstance(images, np.ndarray):
+                images = torch.from_numpy(
+                    np.ascontiguousarray(
+                        np.moveaxis(to_nhwc(check_pixels(images), config.get("in_chans", 3), False), -1, 1)
+                    )
+                )
+            labels = torch.as_tensor(labels).cpu()
+            if images.ndim == 4 and labels.shape == images.shape[:1] and len(labels):
+                return images, labels.long() if not labels.is_floating_point() else labels
+            raise MspcapsError(
+                f"images must have the shape [n, c, h, w] and labels [n], not {tuple(images.shape)} and "
+                f"{tuple(labels.shape)}"
+            )
     raise MspcapsError(
-        f"evaluate takes a data set from load_dataset, its name, or a pair of images [n, c, h, w] and labels [n], not "
-        f"{type(data).__name__}"
+        f"evaluate takes a data set from load_dataset, its name, a DataLoader, or a pair of images [n, c, h, w] and "
+        f"labels [n], not {type(data).__name__}"
     )
+
+
+def gather(loader: "DataLoader[Any]") -> tuple[Tensor, Tensor]:
+    """All images and labels of a loader, in its order, as it gives them."""
+    images, labels = [], []
+    for batch in iterate_batches(loader):
+        match batch:
+            case (Tensor() as x, Tensor() as y) if x.ndim == 4 and y.shape == x.shape[:1]:
+                to_float(x[:0] if x.dtype == torch.uint8 else x)  # refuses other numbers before the rest is read
+                images.append(x.cpu())
+                labels.append(y.cpu())
+            case _:
+                raise MspcapsError(
+                    "a DataLoader for evaluate gives pairs of images [n, c, h, w] and labels [n], but this one gives "
+                    f"{type(batch).__name__}"
+                )
+    if not images:
+        raise MspcapsError("the DataLoader gives no images")
+    return torch.cat(images), torch.cat(labels)
 
 
 def check_fit(model: nn.Module, data: ImageSet) -> None:

@@ -1,14 +1,13 @@
 """Several models that answer together: the mean of their scores decides."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mspcaps.data import FolderImages, ImageSet
-from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.accuracy import Evaluation, evaluate, measure
+from mspcaps.errors import MspcapsError, warn
+from mspcaps.evaluation.accuracy import Data, Evaluation, evaluate, measure
 from mspcaps.evaluation.load import load_for
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import as_model, config_of, unwrapped
@@ -16,16 +15,19 @@ from mspcaps.models import as_model, config_of, unwrapped
 
 def evaluate_ensemble(
     models: Sequence[nn.Module | str | Path],
-    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path | None = None,
+    data: Data | None = None,
     split: str = "test",
     batch_size: int = 500,
     device: torch.device | str | None = None,
     progress: ProgressFn = no_progress,
+    skip_broken: bool = False,
+    tell: Callable[[str], None] = warn,
 ) -> tuple[Evaluation, list[Evaluation]]:
     """Measure models on the same images -> the ensemble, whose scores are the mean of theirs, and each by itself.
 
     `models` and `data` are what `evaluate` takes. If data are named, every model gets them in its own image size, and
-    `split` says which of them; without any it is what the first model was trained on.
+    `split` says which of them; without any it is what the first model was trained on. With `skip_broken` pictures that
+    cannot be read are left out, and `tell` is told which.
     """
     members = [as_model(model) for model in models]
     if len(members) < 2:
@@ -37,7 +39,10 @@ def evaluate_ensemble(
     for number, member in enumerate(members, start=1):
         named = f" with model {number} of {len(members)}"
         report = lambda what, done, total, named=named: progress(what + named, done, total)  # noqa: E731
-        images = load_for(member, data, split, report) if data is None or isinstance(data, str | Path) else data
+        images = data
+        if data is None or isinstance(data, str | Path):
+            told = tell if number == 1 else lambda sentence: None  # the same pictures every time
+            images = load_for(member, data, split, report, skip_broken=skip_broken, tell=told)
         results.append(evaluate(member, images, batch_size, device, report))
         if not torch.equal(results[-1].labels, results[0].labels):
             raise MspcapsError(f"model {number} numbers the classes in another order than model 1")

@@ -1,5 +1,6 @@
 """Load a data set in the form that a trained model takes: its image size, its channels, its numbering of classes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from torch import nn
 
 from mspcaps.data import CATALOG, ImageSet, load_dataset, open_folder
 from mspcaps.data.folder import is_picture_folder
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, warn
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import config_of, unwrapped
 
@@ -19,6 +20,8 @@ def load_for(
     split: str = "test",
     progress: ProgressFn = no_progress,
     option: str = "--data",
+    skip_broken: bool = False,
+    tell: Callable[[str], None] = warn,
 ) -> ImageSet:
     """Load images in the form the model takes; default: the data it was trained on. `model` comes from `load_model`.
 
@@ -37,7 +40,8 @@ def load_for(
     if is_picture_folder(name_or_path):
         # the folder of test pictures may be all grey where the training pictures were not
         pictures = open_folder(Path(name_or_path).expanduser(), split, config["img_size"])
-        data = replace(pictures, channels=config["in_chans"]).resident(progress)
+        pictures = replace(pictures, channels=config["in_chans"])
+        data = (pictures.readable(tell, progress) if skip_broken else pictures).resident(progress)
     else:
         data = load_dataset(name_or_path, split, config["img_size"])
     return renumber(data, metadata.get("classes"))

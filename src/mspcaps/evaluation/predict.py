@@ -1,4 +1,4 @@
-"""The classes of picture files, single ones and whole folders, by any model that takes a batch of images.
+"""The classes of pictures, in files, in folders or in memory, by any model that takes a batch of images.
 
 torch is imported only for a model in PyTorch: `export.OnnxModel` predicts without it.
 """
@@ -8,38 +8,69 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
-from mspcaps.data.pictures import find_pictures, read_picture
-from mspcaps.errors import MspcapsError
+from mspcaps.data.in_memory import fit_image, is_image, is_tensor, split_images
+from mspcaps.data.pictures import describe_broken, find_pictures
+from mspcaps.errors import MspcapsError, warn
 
 if TYPE_CHECKING:
     from torch import nn
 
-Paths = Iterable[str | Path] | str | Path
+MAX_SHOWN = 50  # rows in a notebook
+Pictures = Any  # a path, a Pillow image, an array, a tensor, or several of them in any iterable
 
 
 @dataclass(frozen=True)
 class Prediction:
     """The most likely classes of one picture with their scores, or an error message."""
 
-    path: Path
+    path: Path | None  # None of an image in memory
     top: tuple[tuple[str, float], ...] = ()
     error: str | None = None
 
 
-def predict(model: "nn.Module | str | Path", paths: Paths, top: int = 3, batch_size: int = 64) -> list[Prediction]:
-    """One prediction per picture, in order; a folder means all pictures below it. Broken files do not stop it.
+class Predictions(list[Prediction]):
+    """What `predict` returns: a list that a notebook shows as a table."""
 
+    def _repr_html_(self) -> str:
+        from mspcaps.pages.notebook import small_table  # pages are not for those who run an exported file
+
+        rows = [
+            (
+                str(number) if one.path is None else one.path.name,
+                one.error or ", ".join(f"{name} {score:.3f}" for name, score in one.top),
+            )
+            for number, one in enumerate(self[:MAX_SHOWN])
+        ]
+        more = f"and {len(self) - MAX_SHOWN:,} more" if len(self) > MAX_SHOWN else ""
+        return small_table(("picture", "most likely classes"), rows, more)
+
+
+def predict(
+    model: "nn.Module | str | Path",
+    pictures: Pictures,
+    top: int = 3,
+    batch_size: int = 64,
+    skip_broken: bool = False,
+) -> Predictions:
+    """One prediction per picture, in order.
+
+    `pictures` are paths, where a folder means all pictures below it, Pillow images, arrays or tensors of uint8 or of
+    floats in [0, 1], single or in batches, or a list of any of them. Images in memory are resized as files are.
     `model` may also be anything that `load_model` accepts. Untrained models have numbers as class names.
+    A broken file does not stop it: its prediction says why. With `skip_broken` it is left out, with a warning that
+    names the first of them.
     """
-    return list(stream_predictions(model, paths, top, batch_size))
+    found = stream_predictions(model, pictures, top, batch_size)
+    return Predictions(leave_out_broken(found, warn) if skip_broken else found)
 
 
 def stream_predictions(
-    model: "nn.Module | str | Path", paths: Paths, top: int = 3, batch_size: int = 64
+    model: "nn.Module | str | Path", pictures: Pictures, top: int = 3, batch_size: int = 64
 ) -> Iterator[Prediction]:
     """As `predict`, but the first predictions come while later pictures are still being read."""
     import torch
@@ -53,40 +84,83 @@ def stream_predictions(
     def predict_fn(images: np.ndarray) -> np.ndarray:
         return all_scores(module, torch.from_numpy(images), len(images)).numpy()
 
-    yield from classify_pictures(predict_fn, paths, config["img_size"], config["in_chans"], classes, top, batch_size)
+    yield from classify_pictures(predict_fn, pictures, config["img_size"], config["in_chans"], classes, top, batch_size)
 
 
 def classify_pictures(
-    predict_fn: Callable[[np.ndarray], np.ndarray], paths: Paths, size: tuple[int, int], channels: int,
+    predict_fn: Callable[[np.ndarray], np.ndarray], pictures: Pictures, size: tuple[int, int], channels: int,
     classes: Sequence[str], top: int, batch_size: int,
 ) -> Iterator[Prediction]:  # fmt: skip
-    """`predict_fn` maps images uint8 [n, c, h, w] to class scores [n, K]."""
+    """`predict_fn` maps images [n, c, h, w], uint8 or float32 in [0, 1], to class scores [n, K]."""
     if top < 1:
         raise MspcapsError(f"top is {top}, but must be at least 1")
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
-    if channels not in (1, 3):
-        raise MspcapsError(f"the model takes images with {channels} channels, but pictures have 1 or 3")
-    paths = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
-    if odd := [path for path in paths if not isinstance(path, str | os.PathLike)]:
-        raise MspcapsError(
-            f"predict takes paths, not {type(odd[0]).__name__}: pass images in memory to model(x); "
-            "mspcaps.data.read_picture converts open Pillow images"
-        )
-    pictures = find_pictures(paths)
-    while batch := list(islice(pictures, batch_size)):
+    one = isinstance(pictures, str | os.PathLike) or is_image(pictures) or not isinstance(pictures, Iterable)
+    sources = find_sources([pictures] if one else pictures, channels)
+    while batch := list(islice(sources, batch_size)):
         images: list[np.ndarray] = []
         errors: list[str | None] = []
-        for path, error in batch:
+        for _, image, error in batch:
             if error is None:
                 try:
-                    images.append(read_picture(path, size, channels))
+                    images.append(fit_image(image, size, channels))
                 except MspcapsError as refusal:
+                    if isinstance(image, np.ndarray):  # not broken, but not for this model
+                        raise
                     error = str(refusal)
             errors.append(error)
-        scores = iter(predict_fn(np.stack(images)) if images else ())
-        for (path, _), error in zip(batch, errors, strict=True):
+        scores = iter(predict_fn(stack(images)) if images else ())
+        for (path, _, _), error in zip(batch, errors, strict=True):
             yield Prediction(path, error=error) if error else Prediction(path, best(next(scores), classes, top))
+
+
+Source = tuple[Path | None, Path | Image.Image | np.ndarray, str | None]  # its path, what to read, why not
+
+
+def find_sources(pictures: Iterable[object], channels: int) -> Iterator[Source]:
+    """Every single picture, in order."""
+    for item in pictures:
+        if channels not in (1, 3) and not (isinstance(item, np.ndarray) or is_tensor(item)):
+            raise MspcapsError(f"the model takes images with {channels} channels, but pictures have 1 or 3")
+        if isinstance(item, str | os.PathLike):
+            for path, error in find_pictures([Path(item)]):
+                yield path, path, error
+        elif is_image(item):
+            for image in split_images(item, channels):
+                yield None, image, None
+        else:
+            raise MspcapsError(
+                f"predict takes paths, Pillow images, arrays and tensors, or a list of them, not {type(item).__name__}"
+            )
+
+
+def stack(images: Sequence[np.ndarray]) -> np.ndarray:
+    """As they are if all are bytes, else as floats."""
+    if any(image.dtype != np.uint8 for image in images):
+        images = [as_input(image) for image in images]
+    return np.stack(images)
+
+
+def as_input(images: np.ndarray) -> np.ndarray:
+    """uint8 -> float32 in [0, 1]; floats are that already."""
+    return images.astype(np.float32) / np.float32(255) if images.dtype == np.uint8 else images
+
+
+def leave_out_broken(found: Iterable[Prediction], tell: Callable[[str], None]) -> Iterator[Prediction]:
+    """The predictions without an error; at the end the others are told in one sentence. If all are broken, that is an
+    error."""
+    errors, read = [], 0
+    for one in found:
+        if one.error is None:
+            read += 1
+            yield one
+        else:
+            errors.append(one.error)
+    if errors and not read:
+        raise MspcapsError(describe_broken(errors, len(errors)))
+    if errors:
+        tell(describe_broken(errors, read + len(errors)))
 
 
 def best(scores: np.ndarray, classes: Sequence[str], top: int) -> tuple[tuple[str, float], ...]:

@@ -42,6 +42,11 @@ class Explanation:
         shape = " x ".join(str(side) for side in self.images.shape[1:])
         return f"Explanation({len(self.images):,} images of {shape}, {len(self.classes)} classes, {self.routing})"
 
+    def _repr_html_(self) -> str:
+        from mspcaps.explanation.notebook import explanation_html
+
+        return explanation_html(self)
+
     @cached_property
     def presence(self) -> Tensor:
         """[b, K] in [0, 1]: the length of each class capsule; for a model that gives logits, their softmax."""

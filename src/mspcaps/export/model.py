@@ -14,7 +14,7 @@ from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_on
 from mspcaps.export.quantize import Agreement, load_calibration, quantize
 from mspcaps.export.runner import Metadata, OnnxModel, require
 from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
-from mspcaps.models import as_model, class_names, config_of, create_model, unwrapped, weights_path
+from mspcaps.models import as_model, class_names, config_of, create_model, list_models, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -72,13 +72,25 @@ class OnnxModule(nn.Module):
     def __init__(self, file: OnnxModel) -> None:
         super().__init__()
         task = file.metadata
-        with torch.device("meta"):  # for what the file does not say
-            model = create_model(
-                task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
+        self.file = file
+        self.config = {
+            "name": task.model, "num_classes": len(task.classes), "in_chans": task.channels, "img_size": task.img_size
+        }  # fmt: skip
+        if task.model in list_models():  # knows the loss, which the file does not
+            with torch.device("meta"):
+                model = create_model(
+                    task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
+                )
+            self.scores, self.criterion = model.scores, model.criterion
+        elif task.scores is None:
+            raise MspcapsError(
+                f"the file holds a {task.model}, which no imported code registers, and does not say whether its scores "
+                "are lengths or logits: export it again, or name the module that registers it with --import"
             )
-        self.file, self.config, self.scores, self.criterion = file, model.config, model.scores, model.criterion
+        else:
+            self.scores = "lengths" if task.scores == "lengths" else "logits"
         recipe = {"recipe": {"data": task.data}} if task.data else {}
-        self.metadata = {"classes": list(task.classes), **recipe}
+        self.metadata = {**({"classes": list(task.classes)} if task.named else {}), **recipe}
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.from_numpy(self.file(x.detach().numpy()))
@@ -113,6 +125,7 @@ def describe(model: nn.Module) -> Metadata:
     return Metadata(
         config["name"], class_names(model), config["img_size"], config["in_chans"],
         data=data if data in CATALOG else None,  # for other data it would be a path of this machine
+        scores=getattr(model, "scores", "logits"), named=bool(getattr(model, "metadata", {}).get("classes")),
     )  # fmt: skip
 
 

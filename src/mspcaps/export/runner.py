@@ -14,8 +14,15 @@ from types import ModuleType
 import numpy as np
 
 from mspcaps import __version__
-from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.predict import Paths, Prediction, classify_pictures
+from mspcaps.errors import MspcapsError, warn
+from mspcaps.evaluation.predict import (
+    Pictures,
+    Prediction,
+    Predictions,
+    as_input,
+    classify_pictures,
+    leave_out_broken,
+)
 
 INPUT, OUTPUT = "image", "scores"  # names in the graph
 
@@ -31,6 +38,8 @@ class Metadata:
     precision: str = "fp32"
     data: str | None = None  # the data set it was trained on, if it is one of the catalog
     sha256: str | None = None  # of the weights file
+    scores: str | None = None  # lengths or logits; files of before do not say
+    named: bool = True  # otherwise the classes are numbers for want of names
 
     def to_strings(self) -> dict[str, str]:
         """ONNX keeps strings only: lists and numbers are JSON."""
@@ -44,7 +53,8 @@ class Metadata:
             "img_size": json.dumps(self.img_size),
             "channels": json.dumps(self.channels),
             "precision": self.precision,
-            **{key: value for key, value in (("data", self.data), ("sha256", self.sha256)) if value},
+            **{key: value for key in ("data", "sha256", "scores") if (value := getattr(self, key))},
+            **({} if self.named else {"named": "false"}),
         }
 
     @classmethod
@@ -60,6 +70,8 @@ class Metadata:
                 precision=strings["precision"],
                 data=strings.get("data"),
                 sha256=strings.get("sha256"),
+                scores=strings.get("scores"),
+                named=strings.get("named") != "false",
             )
         except (KeyError, ValueError, TypeError) as error:
             raise MspcapsError(
@@ -84,21 +96,17 @@ class OnnxModel:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {INPUT: images})[0]
 
-    def predict(self, paths: Paths, top: int = 3, batch_size: int = 64) -> list[Prediction]:
-        """One prediction per picture, in order; a folder means all pictures below it."""
-        return list(self.stream_predictions(paths, top, batch_size))
+    def predict(self, pictures: Pictures, top: int = 3, batch_size: int = 64, skip_broken: bool = False) -> Predictions:
+        """As `mspcaps.predict`: paths, Pillow images, arrays, or a list of them."""
+        found = self.stream_predictions(pictures, top, batch_size)
+        return Predictions(leave_out_broken(found, warn) if skip_broken else found)
 
-    def stream_predictions(self, paths: Paths, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
+    def stream_predictions(self, pictures: Pictures, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
         """As `predict`, but the first predictions come while later pictures are still being read."""
         task = self.metadata
         return classify_pictures(
-            lambda images: self(as_input(images)), paths, task.img_size, task.channels, task.classes, top, batch_size
+            lambda images: self(as_input(images)), pictures, task.img_size, task.channels, task.classes, top, batch_size
         )
-
-
-def as_input(images: np.ndarray) -> np.ndarray:
-    """uint8 [n, c, h, w] -> float32 in [0, 1]."""
-    return images.astype(np.float32) / np.float32(255)
 
 
 def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-untyped-def]  # onnxruntime may be missing

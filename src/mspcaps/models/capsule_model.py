@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mspcaps.capsules import RoutingState, States, length, margin_loss
+from mspcaps.capsules.losses import soft_targets
 from mspcaps.errors import MspcapsError
 from mspcaps.models.model import Criterion, Model, Task
 
@@ -72,7 +72,7 @@ class CapsuleModel(Model):
         """Class capsules [b, K, d] and the classes to draw them as, [b] or soft [b, K] -> images in [0, 1]."""
         if self.decoder is None:
             raise MspcapsError("this model has no decoder: create it with decoder=True")
-        shown = (y if y.is_floating_point() else F.one_hot(y, self.num_classes)).to(v.dtype)  # [b, K]
+        shown = soft_targets(y, v[..., 0])  # [b, K]
         return self.decoder(self.show(v, shown)).view(-1, self.in_chans, *self.img_size)
 
     def show(self, v: Tensor, shown: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.capsules import RoutingState
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import Normalize
+from mspcaps.models.layers import LEAST_STD, Normalize
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # see Model.criterion
 ImageSize = int | tuple[int, int]
@@ -89,6 +90,7 @@ class Model(nn.Module, ABC):
         self.metadata = {}
         self.normalize = Normalize(task.mean, task.std, task.img_size)
         self.grad_checkpointing = False
+        self.register_load_state_dict_post_hook(follow_normalization)
 
     if TYPE_CHECKING:  # PyTorch's own returns Any
 
@@ -177,6 +179,18 @@ class Model(nn.Module, ABC):
     def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of an older file, by the names of today."""
         return tensors
+
+
+def follow_normalization(model: nn.Module, _: object) -> None:
+    """The mean and deviation of a state dict that was loaded are those of the config from now on."""
+    assert isinstance(model, Model)
+    for name in ("mean", "std"):
+        loaded = getattr(model.normalize, name).detach().flatten()
+        if loaded.is_meta:
+            continue
+        said = loaded.new_tensor(model.config[name]).clamp_min(LEAST_STD if name == "std" else -math.inf)
+        if not torch.allclose(loaded, said, rtol=2**-10, atol=0):  # files in half precision round them
+            model.config = model.config | {name: tuple(loaded.tolist())}
 
 
 def param_groups(model: Model, weight_decay: float) -> list[dict[str, Any]]:

@@ -111,7 +111,9 @@ def open_split(recipe: Recipe, split: str) -> Images:
     """Pictures of a folder are not read yet."""
     wanted = (recipe.img_size, recipe.img_size) if recipe.img_size else None
     if is_picture_folder(recipe.data):
-        return open_folder(Path(recipe.data).expanduser(), split, wanted)
+        pictures, notes = open_folder(Path(recipe.data).expanduser(), split, wanted), list[str]()
+        kept = pictures.readable(notes.append) if recipe.skip_broken else pictures
+        return replace(kept, notes=(*kept.notes, *notes))
     return load_dataset(recipe.data, split, wanted)
 
 

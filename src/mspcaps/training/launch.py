@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,12 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models import load_model
-from mspcaps.progress import Progress, clock
+from mspcaps.progress import Progress, clock, say
 from mspcaps.training import ledger
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.ledger import Run
-from mspcaps.training.monitor import ShowProgress, TensorBoard
+from mspcaps.training.monitor import EachEpoch, ShowProgress, TensorBoard
 from mspcaps.training.recipe import Recipe, load_recipe
 from mspcaps.training.result import Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rates
@@ -41,8 +41,9 @@ def train(
     progress: bool = True,
     log_dir: str | Path | None = None,
     listener: Listener | None = None,
+    on_epoch: Callable[[Epoch], object] | None = None,
     stop: threading.Event | None = None,
-    log: Log = print,
+    log: Log = say,
 ) -> Result:
     """Train a recipe (a name, the path of a TOML file, or an object); an interrupted run continues from its checkpoint.
 
@@ -57,6 +58,7 @@ def train(
         progress: Show a progress bar, or lines where there is no terminal, and tell what is done.
         log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
         listener: Called with the trainer after every few steps and every epoch.
+        on_epoch: Called with the row of every epoch (epoch, lr, loss, accuracy) when it ends.
         stop: Once it is set, the run saves a checkpoint and ends with `Stopped`.
         log: Takes the lines that tell what is done.
     """
@@ -69,7 +71,8 @@ def train(
         log(f"already done: {done.run.accuracy}; overwrite replaces it, another seed or name starts another run")
         log(f"weights: {done.weights}")
         return done
-    with combine_listeners(progress, log_dir, listener) as tell:
+    each = EachEpoch(on_epoch) if on_epoch else None
+    with combine_listeners(progress, log_dir, listener, each) as tell:
         trainer = Trainer(
             recipe, choose_device(device), engine, out, results, save_every, tell, log=log, stop=stop,
             repeats=before if not overwrite else None,
@@ -89,10 +92,10 @@ def train(
 
 
 @contextlib.contextmanager
-def combine_listeners(progress: bool, log_dir: str | Path | None, listener: Listener | None) -> Iterator[Listener]:
+def combine_listeners(progress: bool, log_dir: str | Path | None, *given: Listener | None) -> Iterator[Listener]:
     """All listeners of a run as one."""
     with contextlib.ExitStack() as stack:
-        listeners = [listener] if listener else []
+        listeners = [one for one in given if one]
         if progress:
             listeners.append(ShowProgress(stack.enter_context(Progress("images", file=sys.stdout))))
         if log_dir is not None:

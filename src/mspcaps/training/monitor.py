@@ -1,11 +1,13 @@
 """What is shown of a run while it goes: listeners of the trainer."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 from mspcaps.training.checkpoint import run_folder
+from mspcaps.training.result import Epoch
 
 if TYPE_CHECKING:
     from mspcaps.training.trainer import Trainer
@@ -34,6 +36,22 @@ class ShowProgress:
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
         whole = done if trainer.ended else recipe.epochs * steps * recipe.batch_size
         self.progress.update(run, done, whole, "  ".join(detail), label)
+
+
+class EachEpoch:
+    """Calls a function with the row of every epoch, once; epochs of the sittings before this one are not told again."""
+
+    def __init__(self, function: Callable[[Epoch], object]) -> None:
+        self.function, self.told = function, -1
+
+    def __call__(self, trainer: "Trainer") -> None:
+        if not trainer.world.is_main:
+            return
+        if self.told < 0:
+            self.told = len(trainer.history)
+        for row in trainer.history[self.told :]:
+            self.told += 1
+            self.function(row)
 
 
 class TensorBoard:

@@ -106,6 +106,8 @@ class Recipe:
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
     ema: float = 0.0
     """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
+    skip_broken: bool = False
+    """Leave out pictures of a folder that cannot be read, and say which; otherwise they are refused."""
     validation: int = 0
     """Training images held out to choose the epoch on, so that the test is only at the end; 0: the data set's own."""
     patience: int = 0

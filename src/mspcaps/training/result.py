@@ -7,9 +7,11 @@ from typing import Any
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.evaluation.health import BlockHealth
 from mspcaps.models import Model
+from mspcaps.pages.notebook import small_table, sparkline
 from mspcaps.training.ledger import Run
 from mspcaps.training.recipe import Recipe
 
+MAX_SHOWN = 10  # epochs in a notebook
 LAST, BEST = "last.safetensors", "best.safetensors"
 
 
@@ -50,6 +52,21 @@ class Result:
     def weights(self) -> Path:
         """The file that we report."""
         return self.folder / reported_file(self.run)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the last epochs, and how loss and accuracy went."""
+        rows = [
+            (str(row.epoch), f"{row.lr:.2g}", f"{row.loss:.4f}", f"{row.accuracy:.2f} %")
+            for row in self.history[-MAX_SHOWN:]
+        ]
+        curves = "".join(
+            f"<div>{name} {sparkline([getattr(row, name) for row in self.history], name)}</div>"
+            for name in ("loss", "accuracy")
+        )
+        before = f"after {len(self.history) - MAX_SHOWN:,} epochs more; " if len(self.history) > MAX_SHOWN else ""
+        title = f"{self.recipe.model} on {self.recipe.dataset}, {self.recipe.run_name}"
+        heads, note = ("epoch", "learning rate", "loss", "accuracy"), f"{before}weights: {self.weights}"
+        return small_table(heads, rows, note, title, right=range(4)) + curves
 
     def __repr__(self) -> str:
         return f"Result({self.folder}: {self.history[-1]})"

@@ -26,6 +26,8 @@ STEPS = 8  # of Newton's method: enough for a thousand outputs, with neither a s
 class Entmax(torch.autograd.Function):
     """Keeps one tensor for the backward pass, where the operations one by one would keep ten."""
 
+    generate_vmap_rule = True  # for gradients per image
+
     @staticmethod
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
         x = z / 2

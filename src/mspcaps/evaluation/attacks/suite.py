@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mspcaps.data import FolderImages, ImageSet, load_dataset
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, first_line
-from mspcaps.evaluation.accuracy import all_scores, check_fit, check_pair, full_precision, placement
+from mspcaps.evaluation.accuracy import all_scores, as_pair, check_fit, full_precision, placement
 from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
 from mspcaps.evaluation.attacks.common import check_eps
 from mspcaps.evaluation.attacks.fgsm import fgsm
@@ -273,7 +273,7 @@ def open_target(
         check_fit(inner, data)
         name, x, y = data.name, data.images, data.labels.cpu()
     else:
-        name, (x, y) = "own images", check_pair(data)
+        name, (x, y) = "own images", as_pair(data, inner)
         to_float(x)  # refuses what is not in [0, 1]
     if min(images or 1, batch_size or 1) < 1 or 0 in (images, batch_size):
         raise MspcapsError(f"images is {images} and batch_size {batch_size}, but both must be at least 1")

@@ -1,0 +1,112 @@
+"""Images that are in memory already, as Pillow images, arrays or tensors: one by one, in the size a model takes.
+
+Nothing here imports torch, as in pictures.py. Bytes are resized by the code that reads files, so that a picture gets
+the same answer whether it is opened by us or by somebody else.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mspcaps.data.pictures import read_picture
+from mspcaps.errors import MspcapsError
+
+GREY = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as Pillow weighs them
+
+
+def is_image(value: object) -> bool:
+    """Whether it is a Pillow image, an array or a tensor."""
+    return isinstance(value, Image.Image | np.ndarray) or is_tensor(value)
+
+
+def is_tensor(value: object) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "numpy")
+
+
+def split_images(value: Any, channels: int) -> Iterator[Image.Image | np.ndarray]:
+    """One image or a batch -> Pillow images, or arrays [h, w, c] of uint8 or float32 in [0, 1]; `channels` are the
+    model's."""
+    if isinstance(value, Image.Image):
+        yield value
+        return
+    array, first = (to_array(value), True) if is_tensor(value) else (np.asarray(value), False)
+    yield from to_nhwc(check_pixels(array), channels, first)
+
+
+def to_array(tensor: Any) -> np.ndarray:
+    """A tensor of any device and precision."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+
+def check_pixels(array: np.ndarray) -> np.ndarray:
+    """uint8 as they are, floats in [0, 1] as float32; anything else is refused."""
+    if array.dtype == np.uint8:
+        return array
+    low, high = (array.min(), array.max()) if array.size and array.dtype.kind in "bfiu" else (0, 0)
+    if array.dtype.kind == "f" and low >= 0 and high <= 1:  # also refuses what is not a number
+        return array.astype(np.float32)
+    remedy = ": divide them by 255" if array.dtype.kind == "f" and low >= 0 and 1 < high <= 255 else ""
+    raise MspcapsError(
+        f"images must be uint8, or floats in [0, 1], not {array.dtype} from {low:g} to {high:g}{remedy}"
+        if array.dtype.kind in "bfiu"
+        else f"images must be uint8, or floats in [0, 1], not {array.dtype}"
+    )
+
+
+def to_nhwc(array: np.ndarray, channels: int, channels_first: bool) -> np.ndarray:
+    """One image [h, w], [h, w, c], [c, h, w], or a batch of them, -> [n, h, w, c].
+
+    The axis of the channels is the first or the last of an image, whichever is 1, 3 or 4 long, or as long as the model
+    has channels; if both are, that of tensors is the first and that of arrays is the last. A batch of grey images
+    [n, h, w] has neither.
+    """
+    counts = {1, 3, 4, channels}
+    shape = array.shape
+    if array.ndim == 2:
+        return array[None, :, :, None]
+    if array.ndim not in (3, 4):
+        raise MspcapsError(
+            f"an image has the shape [h, w], [h, w, c] or [c, h, w], and a batch one axis more, but this is {shape}"
+        )
+    start = array.ndim - 3
+    first, last = shape[start] in counts, shape[-1] in counts
+    if array.ndim == 3 and not last and first and channels == 1 and shape[0] != 1:
+        raise MspcapsError(
+            f"images of the shape {shape} could be {shape[0]} grey ones or one in colour: add an axis of the channels"
+        )
+    if array.ndim == 3 and not (first or last):
+        return array[..., None]
+    if not (first or last):
+        raise MspcapsError(f"images of the shape {shape} have no axis of 1 or 3 channels")
+    batch = array if start else array[None]
+    return np.moveaxis(batch, 1, -1) if (first and channels_first) or not last else batch
+
+
+def fit_image(image: Path | Image.Image | np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
+    """-> [channels, *size], uint8 or float32, stretched to the size and in colour or grey as the model takes it."""
+    if not isinstance(image, np.ndarray):
+        return read_picture(image, size, channels)
+    if image.shape == (*size, channels):
+        return np.ascontiguousarray(np.moveaxis(image, -1, 0))
+    if channels not in (1, 3) or image.shape[-1] not in (1, 3, 4) or 0 in image.shape:
+        raise MspcapsError(
+            f"the model takes images of {channels} x {size[0]} x {size[1]} (channels, height, width), and one of the "
+            f"shape {image.shape} cannot be made one"
+        )
+    if image.dtype == np.uint8:
+        pixels = np.ascontiguousarray(image[..., 0] if image.shape[-1] == 1 else image)
+        return read_picture(Image.fromarray(pixels), size, channels)
+    planes: np.ndarray = np.moveaxis(image, -1, 0)
+    if len(planes) == 4:  # white where transparent, as in files
+        planes = planes[:3] * planes[3:] + (1 - planes[3:])
+    if channels == 1 and len(planes) == 3:
+        planes = np.tensordot(GREY, planes, 1)[None]
+    resized = [
+        np.asarray(Image.fromarray(np.ascontiguousarray(plane)).resize(size[::-1], Image.Resampling.BILINEAR))
+        for plane in planes
+    ]
+    return np.clip(np.broadcast_to(np.stack(resized), (channels, *size)), 0, 1)
