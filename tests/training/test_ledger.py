@@ -72,7 +72,7 @@ def test_an_old_entry_is_read_with_what_it_says(entry: Path) -> None:
         ({"accuracy": {"last": "80", "best": 80.0, "best_epoch": 1}}, r"accuracy\.last is '80'"),
         ({"accuracy": {"last": 80.0, "best": 80.0, "best_epoch": "1"}}, r"accuracy\.best_epoch is '1'"),
         ({"seconds": {"train": None}}, r"seconds\.train is None"),
-        ({"curve": {"loss": [1.0, "x"], "accuracy": [80.0, 80.0]}}, r"curve\.loss is not a list of numbers"),
+        ({"curve": {"loss": [1.0, "x"], "accuracy": [80.0, 80.0]}}, r"curve\.loss .*x"),
         ({"curve": {"loss": [], "accuracy": []}}, "its curve of 2 epochs"),
         ({"seed": 4}, r"describes another run: .*iterations=3-seed4\.json"),
         ({"model": "mspcaps_l"}, "describes another run: .*mspcaps_l"),

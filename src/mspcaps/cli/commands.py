@@ -117,7 +117,7 @@ def models(
         ]  # fmt: skip
         table(("model", "parameters", "multiply-adds", "memory", "weights file"), rows, right=(1, 2, 3, 4))
     for line in refusals:
-        print(line, file=sys.stdout if form == "text" else sys.stderr)
+        say(line, sys.stdout if form == "text" else sys.stderr)
 
 
 def show_pretrained(pattern: str, form: Format) -> None:

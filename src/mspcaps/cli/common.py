@@ -93,10 +93,10 @@ def show_page(write: Callable[[], Path], form: Format = "text") -> Path | None:
     try:
         page = write()
     except Exception as error:  # the figures are printed or in the ledger: no failure of the page may hide them
-        print(f"note: the result page could not be written: {first_line(error)}", file=sys.stderr)
+        note(f"the result page could not be written: {first_line(error)}")
         return None
     if form == "text":
-        print(f"Result page: {page}")
+        say(f"Result page: {page}")
     return page
 
 

@@ -110,7 +110,7 @@ def evaluate(
     if form == "text":
         show_figures(weights, members, result, source, split)
     if page:
-        seen = load_for(model, data, split) if members else chosen
+        seen = load_for(model, data, split, skip_broken=skip_broken, tell=lambda line: None) if members else chosen
         place = page_path(out, weights, seen.name, split, images)
         about = None if members else model
         written = show_page(
