@@ -122,9 +122,6 @@ class ARCapsNet(CapsuleModel):
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
         return super().reconstruct(v * self.dim**0.5, y)  # the decoder sees what tanh gave
 
-    def get_classifier(self) -> nn.Module:
-        return self.routing
-
     def new_classifier(self, num_classes: int) -> None:
         self.routing = self.init_votes(self.routing.with_outputs(num_classes))
         if self.decoder is not None:

@@ -16,7 +16,7 @@ Parameters: 22,476,448 for 3 x 32 x 32, and for any larger image.
 
 from torch import Tensor, nn
 
-from mspcaps.capsules import DynamicRouting, States, squash
+from mspcaps.capsules import DynamicRouting, squash
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
 from mspcaps.models.layers import check_img_size, run_block
@@ -64,17 +64,10 @@ class CapsNet(CapsuleModel):
         u = u.unflatten(1, (-1, self.d_in)).movedim(2, -1)  # [b, types, h, w, d]
         return squash(u.flatten(1, 3))
 
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, d_out]."""
-        return self.routing(features, states)
-
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 256, h, w], primary.0 [b, n, d], routed.0 [b, K, d]."""
         u = self.forward_features(x)
         return {"map.0": self.forward_stem(x), "primary.0": u, "routed.0": self.routing(u)}
-
-    def get_classifier(self) -> nn.Module:
-        return self.routing
 
     def new_classifier(self, num_classes: int) -> None:
         self.routing = init_votes(self.routing.with_outputs(num_classes))

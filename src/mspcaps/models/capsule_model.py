@@ -1,7 +1,6 @@
 """What networks with class capsules share: scores are lengths, the loss is the margin loss, a decoder if wanted."""
 
 import math
-from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,20 +24,22 @@ class Decoder(nn.Sequential):
 
 
 class CapsuleModel(Model):
-    """A family implements `forward_features` and `route`; with a decoder it sets `self.decoder`, and
-    `self.reconstruction` if the weight of its error is not that of CapsNet."""
+    """A family implements `forward_features` and sets `self.routing`, or implements `route` if there is more to it than
+    one block; with a decoder it sets `self.decoder`, and `self.reconstruction` if the weight of its error is not that
+    of CapsNet."""
 
     scores = "lengths"
     criterion = staticmethod(margin_loss)
+    routing: Any
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.decoder: nn.Module | None = None
         self.reconstruction = RECONSTRUCTION  # weight of the squared error, summed over pixels
 
-    @abstractmethod
     def route(self, features: Any, states: States | None = None) -> Tensor:
         """-> class capsules [b, num_classes, d]; what every routing block did is appended to `states` if given."""
+        return self.routing(features, states)
 
     def forward_capsules(self, x: Tensor) -> Tensor:
         """-> class capsules [b, num_classes, d]."""
@@ -55,6 +56,9 @@ class CapsuleModel(Model):
         for state in states:
             state.name = paths[state.block]
         return states
+
+    def get_classifier(self) -> nn.Module:
+        return self.routing
 
     def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
         v = self.forward_capsules(x)

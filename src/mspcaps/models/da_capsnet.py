@@ -16,7 +16,7 @@ Parameters: 1,923,864 for 3 x 32 x 32 (5,680,408 with decoder), 3,345,472 with t
 
 from torch import Tensor, nn
 
-from mspcaps.capsules import DualAttentionRouting, States
+from mspcaps.capsules import DualAttentionRouting
 from mspcaps.capsules.routing.dual_attention import Gate
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
 from mspcaps.models.layers import check_img_size, run_block
@@ -79,18 +79,11 @@ class DACapsNet(CapsuleModel):
         """-> rows [b, i, 128]."""
         return self.make_rows(self.forward_maps(x)[1])
 
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, d_out]."""
-        return self.routing(features, states)
-
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 64, h, w], map.1 [b, c, h, w], primary.0 [b, i, 128], routed.0 [b, K, d_out]."""
         fine, coarse = self.forward_maps(x)
         u = self.make_rows(coarse)
         return {"map.0": fine, "map.1": coarse, "primary.0": u, "routed.0": self.route(u)}
-
-    def get_classifier(self) -> nn.Module:
-        return self.routing
 
     def new_classifier(self, num_classes: int) -> None:
         self.routing = self.routing.with_outputs(num_classes)

@@ -135,10 +135,6 @@ class DeepCaps(CapsuleModel):
         """-> capsules of the last two cells [b, n, d]."""
         return self.flatten(self.forward_maps(x))
 
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, 32]."""
-        return self.routing(features, states)
-
     def routing_state(self, x: Tensor) -> list[RoutingState]:
         states: States = []
         self.route(self.flatten(self.forward_maps(x, states)), states)
@@ -155,9 +151,6 @@ class DeepCaps(CapsuleModel):
     def show(self, v: Tensor, shown: Tensor) -> Tensor:
         """The capsule of the class alone: the decoder does not learn which one it is."""
         return (v * shown.unsqueeze(-1)).sum(1)
-
-    def get_classifier(self) -> nn.Module:
-        return self.routing
 
     def new_classifier(self, num_classes: int) -> None:
         self.routing = self.routing.with_outputs(num_classes)

@@ -17,7 +17,7 @@ import math
 
 from torch import Tensor, nn
 
-from mspcaps.capsules import SelfAttentionRouting, States, exponential_squash
+from mspcaps.capsules import SelfAttentionRouting, exponential_squash
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
 from mspcaps.models.layers import BatchNorm, check_img_size, run_block
 from mspcaps.models.model import Task
@@ -66,18 +66,11 @@ class EfficientCapsNet(CapsuleModel):
         """-> primary capsules [b, 16, 8]."""
         return self.make_capsules(self.forward_stem(x))
 
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, d_out]."""
-        return self.routing(features, states)
-
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 128, h, w], primary.0 [b, 16, 8], routed.0 [b, K, d_out]."""
         fmap = self.forward_stem(x)
         u = self.make_capsules(fmap)
         return {"map.0": fmap, "primary.0": u, "routed.0": self.route(u)}
-
-    def get_classifier(self) -> nn.Module:
-        return self.routing
 
     def new_classifier(self, num_classes: int) -> None:
         self.routing = init_votes(self.routing.with_outputs(num_classes))

@@ -156,7 +156,7 @@ class MSPCaps(CapsuleModel):
         return self.routing[-1]
 
     def new_classifier(self, num_classes: int) -> None:
-        self.routing[-1] = self.routing[-1].with_outputs(num_classes)  # type: ignore[operator]
+        self.routing[-1] = self.routing[-1].with_outputs(num_classes)
         if self.decoder is not None:
             self.decoder = Decoder(num_classes * self.d_out, self.task)
 

@@ -166,9 +166,6 @@ class OrthCaps(CapsuleModel):
         capsules = primary.unflatten(1, (-1, D)).movedim(2, -1).flatten(1, 3)
         return {"map.0": fmap, "primary.0": capsules, "flat.0": flat, "routed.0": self.route(flat)}
 
-    def get_classifier(self) -> nn.Module:
-        return self.routing
-
     def new_classifier(self, num_classes: int) -> None:
         self.routing = self.routing.with_outputs(num_classes)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import DynamicRouting, States, squash
+from mspcaps.capsules import DynamicRouting, squash
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
 from mspcaps.models.layers import ConvBN, run_block
@@ -118,10 +118,6 @@ class RSCapsNet(CapsuleModel):
         """-> combined capsules [b, n, d]."""
         return self.combine(self.make_capsules(self.forward_maps(x)[-1]))
 
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, d_out]."""
-        return self.routing(features, states)
-
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 to map.2 [b, width, h, w], primary.0 and combined.0 [b, n, d], routed.0 [b, K, d_out]."""
         maps = self.forward_maps(x)
@@ -130,9 +126,6 @@ class RSCapsNet(CapsuleModel):
         return {f"map.{i}": fmap for i, fmap in enumerate(maps)} | {
             "primary.0": u.flatten(1, 3), "combined.0": combined, "routed.0": self.route(combined),
         }  # fmt: skip
-
-    def get_classifier(self) -> nn.Module:
-        return self.routing
 
     def new_classifier(self, num_classes: int) -> None:
         self.routing = init_votes(self.routing.with_outputs(num_classes))
