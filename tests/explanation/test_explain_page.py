@@ -15,7 +15,7 @@ import mspcaps
 from mspcaps.capsules import RoutingState
 from mspcaps.cli import main
 from mspcaps.explanation import explain
-from mspcaps.explanation.drawing import couplings_drawing, heat_drawing, rectangle
+from mspcaps.explanation.drawing import couplings_drawing, heat_colours, heat_drawing, rectangle
 from mspcaps.explanation.files import display_name, free_page, page_key, page_name
 from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.view import choose_classes, make_view, render_page
@@ -108,19 +108,52 @@ def test_couplings_are_drawn_beside_what_they_would_be_if_equal():
     assert float(re.search(r'y1="([\d.]+)', drawing)[1]) == pytest.approx(120 * (1 - 1 / 1.8), abs=0.1)
 
 
-def test_the_outlined_parts_have_the_largest_effects():
+def test_the_outlined_parts_are_the_strongest_in_the_map_that_is_drawn(monkeypatch):
     torch.manual_seed(0)
     found = explain(mspcaps.create_model("mspcaps_t", num_classes=4), torch.rand(1, 3, 32, 32))
-    parts, (fine, middle, coarse) = found.parts(), found.effects(int(found.ranking[0, 0]))
+    drawn = []
+    monkeypatch.setattr("mspcaps.explanation.view.heat_drawing", lambda heat, *_: drawn.append(heat))
+    make_view(found)
+    heat = drawn[0].numpy()  # of the predicted class
+    means = {side: heat.reshape(32 // side, side, 32 // side, side).mean((1, 3)).ravel() for side in (4, 8, 16)}
+    parts = found.parts()
     assert [node.scale for node in parts] == [2, 1, 1, 1, 0, 0, 0]
-    assert parts[0].index == int(coarse.argmax())
-    assert [node.index for node in parts[1:4]] == middle[0].argsort(descending=True)[:3].tolist()
+    assert parts[0].index == means[16].argmax()
+    assert [node.index for node in parts[1:4]] == np.argsort(-means[8])[:3].tolist()
     for around, inner in zip(parts[1:4], parts[4:], strict=True):  # patches of 8 and of 4 pixels
         row, column = around.place
         cells = [(2 * row + r) * 8 + 2 * column + c for r in (0, 1) for c in (0, 1)]
-        assert inner.index == max(cells, key=lambda cell: float(fine[0, cell]))
+        assert inner.index == max(cells, key=lambda cell: means[4][cell])
+        assert inner.heat == pytest.approx(16 * float(means[4][inner.index]), rel=1e-4)
     two = explain(mspcaps.create_model("mspcaps_t_scale32_16", num_classes=4), torch.rand(1, 3, 32, 32))
     assert [node.scale for node in two.parts()] == [1, 0]
+
+
+def test_a_line_of_the_tree_has_the_sign_of_its_number():
+    torch.manual_seed(0)
+    found = explain(mspcaps.create_model("mspcaps_t", num_classes=4, img_size=48), torch.rand(1, 3, 48, 48))
+    for label in range(4):
+        drawing = make_view(found, 0, label).sides[0].tree
+        kinds = re.findall(r'<path class="edge (\w+)"', drawing)
+        numbers = re.findall(r'<text class="value"[^>]*>[^<]*?([+−])[\d.]+<', drawing)
+        assert len(kinds) == len(numbers) > 8
+        assert kinds == ["for" if sign == "+" else "against" for sign in numbers]
+
+
+def luminance(colours: torch.Tensor) -> torch.Tensor:
+    """As seen over the grey of an even picture, by the formula of sRGB."""
+    shown = colours[..., :3] / 255 * colours[..., 3:] / 255 + 0.7 * (1 - colours[..., 3:] / 255)
+    return shown.pow(2.2) @ torch.tensor([0.2126, 0.7152, 0.0722])
+
+
+def test_colours_of_a_heat_map_can_be_read_without_colour():
+    """The stronger, the darker; and for and against are apart in blue, which those who confuse red and green see."""
+    colours = heat_colours(torch.linspace(-1, 1, 201)).float()
+    assert int(colours[100, 3]) == 0, "no ink where there is no effect"
+    for half in (colours[100:], colours[:101].flip(0)):
+        assert bool((half[:, 3].diff() >= 0).all())
+        assert bool((luminance(half)[20:].diff() < 0).all())
+    assert float((colours[:81, 2] - colours[120:, 2].flip(0)).min()) > 60
 
 
 def test_outlines_fit_into_small_patches():
@@ -174,12 +207,12 @@ def test_nothing_does_not_look_like_much():
     assert faint == 0 and strong > 200
 
 
-def test_green_speaks_for_the_class_and_red_against_it():
+def test_orange_speaks_for_the_class_and_blue_against_it():
     (speaks_for, against, nothing), *_ = painted(torch.tensor([[1.0, -0.5, 0.0]]), 1.0).astype(int)
-    red, green, _, ink = speaks_for
-    assert green > 2 * red and ink > 200
-    red, green, _, less_ink = against
-    assert red > 2 * green and 0 < less_ink < ink
+    red, _, blue, ink = speaks_for
+    assert red > 2 * blue and ink > 200
+    red, _, blue, less_ink = against
+    assert blue > 2 * red and 0 < less_ink < ink
     assert nothing[3] == 0
 
 
