@@ -5,6 +5,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from mspcaps.capsules import RoutingState
 from mspcaps.cli import main
 from mspcaps.explanation import explain
 from mspcaps.explanation.drawing import couplings_drawing, heat_colours, heat_drawing, rectangle
-from mspcaps.explanation.files import display_name, free_page, page_key, page_name
+from mspcaps.explanation.files import display_name, free_page, page_key, page_name, write_pages
 from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.view import choose_classes, make_view, render_page
 from mspcaps.models import save_weights
@@ -167,6 +168,59 @@ def test_names_of_pages():
     assert [display_name(Path(p)) for p in ("a.png", "../a.png", "/x/cat/a.b.png")] == ["a.png", "a.png", "cat/a.b.png"]
 
 
+def links(index: Path) -> list[str]:
+    """The pages that an index links to; each is there, and the index needs nothing else."""
+    html = index.read_text(encoding="utf-8")
+    assert_self_contained(re.sub(r'(<a class="card") href="[^"]+"', r"\1", html))
+    pages = [unquote(page) for page in re.findall(r'<a class="card" href="([^"]+)"', html)]
+    assert all((index.parent / page).is_file() for page in pages)
+    return pages
+
+
+def test_the_index_of_a_folder(tmp_path, monkeypatch):
+    """Odd names, a folder called like a class, a page that is gone, a picture that is explained again."""
+    path, pictures, out = weights(tmp_path / "w.safetensors"), tmp_path / CLASSES[1].strip("<b>/"), tmp_path / "pages"
+    names = ["a#1%20.png", "b & 'c' \"d\".png", "index.png", "z.png"]
+    for folder in (pictures, tmp_path / CLASSES[0]):
+        folder.mkdir()
+        for name in names:
+            Image.effect_noise((200, 100), 60).convert("RGB").save(folder / name)
+    monkeypatch.chdir(tmp_path)
+    plain = Path("index.png")
+    Image.new("L", (32, 32)).save(plain)
+    done = list(write_pages(path, [tmp_path / CLASSES[0], pictures, plain], out))
+    assert [one.error for one in done] == [None] * 9
+    index = out / "w" / "index.html"
+    assert links(index) == [one.page.name for one in done] and done[-1].page.name == "index-2.html"
+    html = index.read_text(encoding="utf-8")
+    thumbnails = [Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([^\"]+)", html)]
+    assert {image.size for image in thumbnails} == {(32, 32)}, "no larger than what the model sees"
+    answers = [one.answer.rpartition(" ")[0] for one in done[:4]]
+    assert html.count("in the folder") == sum(answer != CLASSES[0] for answer in answers)
+    done[0].page.unlink()
+    list(write_pages(path, [done[1].picture], out))
+    assert links(index) == [one.page.name for one in (*done[2:], done[1])]
+
+
+def test_equally_named_runs_have_folders_of_their_own(tmp_path):
+    Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / "a.png")
+    runs = [tmp_path / model / "custom-seed0" / "last.safetensors" for model in ("mspcaps_t_dr", "mspcaps_t_scale8")]
+    for run in runs:
+        weights(run, run.parts[-3])
+    folders = [one.page.parent for run in (*runs, *runs) for one in write_pages(run, [tmp_path / "a.png"], tmp_path)]
+    assert folders == [tmp_path / name for name in ("custom-seed0", "custom-seed0-2") * 2]
+    assert "mspcaps_t_scale8, custom-seed0" in (folders[1] / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_index_is_there_when_the_rest_is_given_up(tmp_path):
+    for name in "abc":
+        Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / f"{name}.png")
+    pages = write_pages(weights(tmp_path / "w.safetensors", "mspcaps_t_scale8"), [tmp_path], tmp_path / "out")
+    next(pages)
+    pages.close()
+    assert len(links(tmp_path / "out" / "w" / "index.html")) == 1
+
+
 def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys):
     path, out = weights(tmp_path / "w.safetensors"), tmp_path / "pages" / "w"
     for split in ("train", "test"):
@@ -178,9 +232,10 @@ def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys
     for picture in ("ship/0.png", str(tmp_path / "test/ship/0.png")):
         assert main(["explain", str(path), picture, "--out", str(tmp_path / "pages")]) == 0
         assert "ship-0-2.html" in capsys.readouterr().out
-    assert sorted(page.name for page in out.iterdir()) == ["ship-0-2.html", "ship-0.html"]
+    assert sorted(page.name for page in out.iterdir()) == ["index.html", "ship-0-2.html", "ship-0.html"]
+    assert links(out / "index.html") == ["ship-0.html", "ship-0-2.html"]
     assert (out / "ship-0.html").read_text(encoding="utf-8") == first
-    assert ">ship/0.png, seen by w<" in first and str(tmp_path) not in first
+    assert ">ship/0.png, seen by mspcaps_t, w<" in first and str(tmp_path) not in first
 
 
 def test_a_page_that_is_not_ours_is_left_alone(tmp_path):
@@ -236,9 +291,9 @@ def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
     spoken = capsys.readouterr()
     assert status == 1, "one of them failed"
     written = sorted((tmp_path / "pages" / "w").iterdir())  # another model's pages go elsewhere
-    assert [page.name for page in written] == ["one-a-cat___dog.html", "two-a-cat___dog.html"]
+    assert [page.name for page in written] == ["index.html", "one-a-cat___dog.html", "two-a-cat___dog.html"]
+    assert links(written[0]) == ["one-a-cat___dog.html", "two-a-cat___dog.html"] and "pages/w/index.html" in spoken.out
     assert "pages/w/one-a-cat___dog.html" in spoken.out and f"{CLASSES[0]} 0." in spoken.out
-    assert "seen by w<" in written[0].read_text(encoding="utf-8")
     assert "broken.png" in spoken.err and "Traceback" not in spoken.err
 
 
@@ -259,6 +314,6 @@ def test_the_command_explains_models_without_a_tree(name, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((32, 32), 60).convert("RGB").save("a.png")
     assert main(["explain", str(weights(tmp_path / "w.safetensors", name)), str(tmp_path / "a.png")]) == 0
-    (page,) = (tmp_path / "runs" / "explain" / "w").iterdir()
+    _, page = sorted((tmp_path / "runs" / "explain" / "w").iterdir(), key=lambda page: page.name != "index.html")
     html = page.read_text(encoding="utf-8")
     assert html.count('class="big"') == 3 and 'class="tree"' not in html

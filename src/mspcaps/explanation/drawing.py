@@ -97,7 +97,8 @@ def heat_drawing(heat: Tensor, top: float, label: str) -> Markup:
     drawn = png_url(heat_colours((heat / ink(top, heat.numel())).clamp(-1, 1)).cpu().numpy())
     return Markup(
         f'<svg class="big" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"><use href="#grey"/>'
-        f'<image class="heat" width="{width}" height="{height}" preserveAspectRatio="none" href="{drawn}"/></svg>'
+        f'<image style="image-rendering:auto" width="{width}" height="{height}" preserveAspectRatio="none" '
+        f'href="{drawn}"/></svg>'
     )
 
 
