@@ -20,11 +20,11 @@ METHODS = {
 }
 PATCHES = {
     "all": "all outlined patches",
-    "coarse": "the coarse patch that speaks most for the class in the heat map",
-    "mid": "the middle patches that do",
-    "fine": "in each of these, the fine patch that does",
+    "coarse": "the outlined coarse patch",
+    "mid": "the outlined middle patches",
+    "fine": "the outlined fine patch in each of these",
     "mid_adds": "for comparison: the middle patches that contribute most to the middle capsule",
-    "fine_agrees": "for comparison: in each of the outlined middle patches, the fine patch that agrees most",
+    "fine_agrees": "for comparison: the fine patch that agrees most in each outlined middle patch",
 }
 ORDER_HEADS = ("order of the cells", "deletion (lower is better)", "insertion (higher is better)")
 BATCHES = (1, 32)
