@@ -2,6 +2,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -258,7 +259,11 @@ def test_the_folder_of_test_pictures_has_several_names(root: Path, name: str) ->
     with pytest.raises(MspcapsError, match=r"val\w* and val"):
         load_dataset(root, "test")
     _save(root / "test" / "cat" / "x.png", 0)
-    assert load_dataset(root, "test").labels.tolist() == [0], "the others are left alone then"
+    with pytest.raises(MspcapsError, match=r"val\w* and val"):
+        load_dataset(root, "test")
+    shutil.rmtree(root / other)
+    shutil.rmtree(root / name / "fox")
+    assert load_dataset(root, "test").labels.tolist() == [0] and load_dataset(root, "val").labels.tolist() == [1]
 
 
 def test_folders_that_may_not_be_read_say_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

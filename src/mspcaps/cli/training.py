@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import os
 import sys
 import textwrap
 import typing
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, stoppable
+from mspcaps.cli.common import Maybe, show_page, stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 
@@ -72,10 +73,12 @@ def train(
 ) -> None:
     """Train a recipe, or --model on --data. An interrupted run continues from its checkpoint.
 
+    The folder of the run gets the weights and a page: curves, confusion, measures of every class, surest mistakes.
+
     Args:
         recipe: A name shown by --list, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
         list: List the recipes and exit.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         engine: How training steps are executed; default: the fastest engine that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
@@ -87,12 +90,19 @@ def train(
     if list:
         print("\n".join(mspcaps.training.list_recipes()))
         return
+    from mspcaps.report import run_page, write_page
+    from mspcaps.report.run import PAGE
+
     chosen = choose_recipe(recipe, given_fields(changes))
     with stoppable() as stop:
-        mspcaps.training.train(
+        result = mspcaps.training.train(
             chosen, device=device, engine=engine, out=out, results=results, log_dir=log_dir, stop=stop,
             overwrite=overwrite,
         )  # fmt: skip
+    page = result.folder / PAGE
+    if os.environ.get("RANK", "0") == "0":
+        known = result.images is None and page.is_file()  # of a run that was finished before
+        show_page(lambda: page.resolve() if known else write_page(page, run_page(result), result.model))
 
 
 def given_fields(changes: Any) -> dict[str, Any]:
@@ -147,7 +157,7 @@ def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
 
 
 def sweep(
-    file: Positional[Path],
+    file: Positional[str],
     budget: Maybe[str] = None,
     device: Maybe[str] = None,
     out: Path = Path("runs"),
@@ -156,9 +166,10 @@ def sweep(
     """Train the runs of a file that the ledger does not have yet, in order, side by side where that is faster.
 
     Args:
-        file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, and any recipe fields to change.
+        file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, folds and grid, and any recipe
+            fields to change; or the name of a sweep that comes with mspcaps, such as baselines.
         budget: Start no run that cannot finish within this time: 540s, 9m, 2h.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it.
     """

@@ -3,6 +3,7 @@
 Nothing here imports torch: an exported model classifies pictures with numpy and onnxruntime alone.
 """
 
+import logging
 import os
 import struct
 import warnings
@@ -31,9 +32,13 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF tag and values
 # what Pillow raises on damaged pictures: collected by feeding it tens of thousands of them
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError),
+    RuntimeError,  # AVIF
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 
+
+# What is wrong with a file is told in our own sentence, not by Pillow on stderr.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 Skipped = Counter[str]  # suffix -> files that are no pictures
 
@@ -85,7 +90,7 @@ def open_picture(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # checked below, with a lower limit
+            warnings.simplefilter("ignore")  # of bombs, for which the limit below is lower, and of damaged EXIF data
             picture = Image.open(path, formats=known_formats(path))
     except Image.DecompressionBombError as error:
         raise MspcapsError(

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mspcaps.errors import MspcapsError
 
+LEAST_STD = 1e-3  # of a channel that is the same everywhere
+
 
 def check_floating(x: Tensor) -> None:
     """Refuses bytes, which would be taken for numbers in [0, 1] without a word."""
@@ -57,7 +59,7 @@ class Normalize(nn.Module):
         self.img_size = img_size
         # float() first: NumPy scalars would become float64 buffers, and the first convolution refuses those
         self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor([max(float(s), 1e-3) for s in std]).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor([max(float(s), LEAST_STD) for s in std]).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         check_floating(x)

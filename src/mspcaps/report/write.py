@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -11,20 +12,25 @@ from mspcaps.files import format_duration, write_atomically
 from mspcaps.pages import grid, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
 from mspcaps.report.runs import Group, read_groups
+from mspcaps.training.ledger import Run
 from mspcaps.training.recipe import measured_on
 
 PAGE, TABLES = "index.html", "report.md"
-HEADS = ("model", "recipe", "measured on", "last epoch", "best epoch", "n", "parameters", "training")
-FIGURES = range(3, 7)  # of these columns
-RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
-RUN_FIGURES = range(3, 8)
+HEADS = ("model", "recipe", "measured on", "last epoch", "best epoch", "best on", "n", "parameters", "training")
+FIGURES = (3, 4, 6, 7)  # of these columns
+RUN_HEADS = (
+    "data", "model", "recipe", "seed", "last", "best", "best epoch", "best on", "seconds", "device", "commit",
+    "weights",
+)  # fmt: skip
+RUN_FIGURES = (3, 4, 5, 6, 8)
 READING = (
     "Accuracies are percentages of the images that a run was measured on: the test images, or training images that "
     "were held out.",
     "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Runs made again with the "
-    "same seed are averaged with it first.",
-    "“Last epoch” is what training ended with. “Best epoch” was chosen on the very images that it is measured on, so "
-    "it flatters.",
+    "same seed are averaged with it first. Of a cross-validation it is over the folds: a run is measured on one part "
+    "of the training images and learns from the others.",
+    "“Last epoch” is what training ended with. “Best on” says on which images the best epoch was chosen: on the very "
+    "images that it is measured on it flatters, on validation images it does not.",
     "“Training” is the time of one run including its evaluations; “shared” means that other runs were on the device.",
 )
 
@@ -63,17 +69,17 @@ def row_of(group: Group) -> tuple[str, ...]:
     """In the order of HEADS."""
     run = group.first
     return (
-        run.model, run.name, measured_on(run.recipe["held_out"]), str(group.last), str(group.best),
-        f"{group.last.n}", f"{run.params:,}", group.training_time,
+        run.model, run.name, measured_on(run.recipe), str(group.last), str(group.best),
+        run.accuracy.chosen_on, group.n, f"{run.params:,}", group.training_time,
     )  # fmt: skip
 
 
 def charts_of(group: Group) -> list[tuple[str, Markup]]:
     run = group.first
-    name, measured = f"{run.model} on {run.dataset}", measured_on(run.recipe["held_out"])
+    name, watched = f"{run.model} on {run.dataset}", run.watched
     charts = [
         (
-            f"Accuracy on the {measured} images, in percent",
+            f"Accuracy on the {watched} images, in percent",
             accuracy_chart([run.curve["accuracy"] for run in group.runs], f"Accuracy of {name}"),
         ),
         (
@@ -94,12 +100,37 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
     """In the order of RUN_HEADS, repeats behind the first runs; commit and sha256 in short."""
     return [
         (
-            run.dataset, run.model, run.name, f"{run.seed}{' (repeat)' if place >= len(group.runs) else ''}",
+            run.dataset, run.model, run.name,
+            f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
+            f"{' (repeat)' if place >= len(group.runs) else ''}",
             *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
-            f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit), run.weights_sha256[:8] or "–",
+            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit),
+            run.weights_sha256[:8] or "–",
         )
         for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
     ]  # fmt: skip
+
+
+def group_row(group: Group) -> dict[str, Any]:
+    """A row for programs, under keys that stay: docs/formats.md says what they are."""
+    run = group.first
+    return {
+        "dataset": run.dataset, "model": run.model, "recipe": run.name,
+        "measured_on": run.measured_on, "seeds": group.last.n,
+        "last_mean": group.last.mean, "last_deviation": group.last.deviation,
+        "best_mean": group.best.mean, "best_deviation": group.best.deviation,
+        "params": run.params, "epochs": run.epochs, "train_seconds": group.gpu_seconds,
+    }  # fmt: skip
+
+
+def run_row(run: Run, kind: str) -> dict[str, Any]:
+    """The same of a single run; `kind` is runs or repeats."""
+    return {
+        "dataset": run.dataset, "model": run.model, "recipe": run.name, "seed": run.seed, "kind": kind,
+        "last": run.accuracy.last, "best": run.accuracy.best, "best_epoch": run.accuracy.best_epoch,
+        "train_seconds": run.seconds.train, "device": run.device, "commit": run.commit,
+        "weights_sha256": run.weights_sha256 or None,
+    }  # fmt: skip
 
 
 def short_commit(commit: str | None) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mspcaps.data import FolderImages, ImageSet
 from mspcaps.evaluation.health import BlockHealth
 from mspcaps.models import Model
 from mspcaps.training.ledger import Run
@@ -19,9 +20,9 @@ class Epoch:
     epoch: int  # 1, 2, ...
     lr: float
     loss: float  # mean over the epoch's steps
-    accuracy: float  # percent of the test set, or of what is held out
+    accuracy: float  # percent of the validation images if there are any, else of the images that are measured on
     health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
-    validation: float | None = None  # percent of the validation images, if there are any
+    validation: float | None = None  # the same of the validation images, under attack if there is an adversary
 
     @property
     def score(self) -> float:
@@ -43,16 +44,17 @@ class Result:
     history: list[Epoch]
     run: Run  # its entry in the ledger
     folder: Path
+    images: ImageSet | FolderImages | None = field(default=None, repr=False)  # measured on; None if finished before
 
     @property
     def weights(self) -> Path:
         """The file that we report."""
-        return self.folder / reported_file(self.recipe)
+        return self.folder / reported_file(self.run)
 
     def __repr__(self) -> str:
         return f"Result({self.folder}: {self.history[-1]})"
 
 
-def reported_file(recipe: Recipe) -> str:
-    """The weights that we report: those of the last epoch, unless there are images to choose the epoch on."""
-    return BEST if recipe.validation else LAST
+def reported_file(run: Run) -> str:
+    """The weights that we report: those of the last epoch, unless there were images to choose the epoch on."""
+    return BEST if run.validated else LAST
