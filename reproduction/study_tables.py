@@ -20,11 +20,11 @@ METHODS = {
 }
 PATCHES = {
     "all": "all outlined patches",
-    "coarse": "the coarse patch with the largest effect",
-    "mid": "the middle patches with the largest effects",
-    "fine": "the fine patch with the largest effect in each of these",
+    "coarse": "the outlined coarse patch",
+    "mid": "the outlined middle patches",
+    "fine": "the outlined fine patch in each of these",
     "mid_adds": "for comparison: the middle patches that contribute most to the middle capsule",
-    "fine_agrees": "for comparison: the fine patch that agrees most in each middle patch with the largest effect",
+    "fine_agrees": "for comparison: the fine patch that agrees most in each outlined middle patch",
 }
 ORDER_HEADS = ("order of the cells", "deletion (lower is better)", "insertion (higher is better)")
 BATCHES = (1, 32)

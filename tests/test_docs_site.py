@@ -64,6 +64,19 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 
 
 @needs_mkdocs
+def test_the_site_has_the_colours_and_fonts_of_the_result_pages(site: Path) -> None:
+    """In both schemes, and nothing is used that they do not define."""
+    sheet = (site / "assets" / "site.css").read_text(encoding="utf-8")
+    design = (ROOT / "src/mspcaps/pages/templates/design.css").read_text(encoding="utf-8")
+    light, dark = (dict(re.findall(r"(--[\w-]+): ([^;]+);", part)) for part in design.split("* {")[0].split("@media"))
+    schemes = dict(re.findall(r'\[data-md-color-scheme="(\w+)"\] \{(.*?)\}', sheet, flags=re.DOTALL))
+    for scheme, wanted in (("default", light), ("slate", light | dark)):
+        assert dict(re.findall(r"(--[\w-]+): ([^;]+);", schemes[scheme])) == wanted
+    assert dark["--paper"] != light["--paper"] and set(dark) < set(light)
+    assert {name for name in re.findall(r"var\((--[\w-]+)\)", sheet) if not name.startswith("--md-")} <= set(light)
+
+
+@needs_mkdocs
 def test_formulas_are_shown(site: Path) -> None:
     page = (DOCS / "paper.md").read_text(encoding="utf-8")
     formulas = re.findall(r"<math.*?</math>", (site / "paper.html").read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ Training runs by the README's own words but with fewer epochs; what needs the ne
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,16 @@ def test_create_model_from_weights(tmp_path):
         assert torch.equal(begun.backbone.blocks[0].rest[0].conv.weight, model.backbone.blocks[0].rest[0].conv.weight)
     with pytest.raises(MspcapsError, match="holds weights of mspcaps_t, not of mspcaps_l"):
         mspcaps.create_model("mspcaps_l", pretrained=path)
+
+
+def test_the_metadata_of_the_wheel_says_who_and_what():
+    """The same as CITATION.cff, which has no address of the project: with one, README's images must have it, too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert all(f"- name: {author['name']}\n" in citation for author in project["authors"])
+    assert f"version: {project['version']}\n" in citation and f"license: {project['license']}\n" in citation
+    assert all(url in citation for url in project["urls"].values()), "no address that is stated nowhere"
+    assert len(project["keywords"]) >= 5 and "Typing :: Typed" in project["classifiers"]
+    assert not any(one.startswith("License ::") for one in project["classifiers"]), "the SPDX expression replaces them"
+    if home := project["urls"].get("Homepage"):
+        assert all(image.startswith(home) for image in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README))

@@ -14,7 +14,7 @@ from mspcaps.explanation import Explanation
 from mspcaps.explanation.drawing import kind_of
 from mspcaps.explanation.geometry import Scale, members
 from mspcaps.explanation.heat import mean_image
-from mspcaps.explanation.tree import Node, strongest
+from mspcaps.explanation.tree import Node
 
 DRAWS = 8  # of random patches for every image
 INSIDE = ("fine", "fine_agrees")  # whose random ones are drawn in the same coarser patches
@@ -29,7 +29,7 @@ def named_patches(parts: Sequence[Node], root: Node, scales: int) -> Named:
         groups.setdefault(kind_of(node.scale, scales), []).append(node)
     voters: Sequence[Node] = root.children
     if "mid" in groups:
-        (centre,) = strongest(root.children, 1)[0].children
+        (centre,) = root.children[0].children  # under the coarse patch that adds most
         voters = centre.children  # what adds most comes first
         groups["mid_adds"] = list(voters[: len(groups["mid"])])
     if "fine" in groups:

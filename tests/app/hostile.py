@@ -72,14 +72,14 @@ def wrong() -> Iterator[Upload]:
         yield Upload(name, data)
     for kind in ("ICO", "TGA", "PCX", "SGI", "DDS"):
         yield Upload(f"a {kind}", save(noise(), kind))
-    yield Upload("9 MB of nothing", bytes(9 << 20))
-    yield Upload("BMP of 12 MB", save(Image.new("RGB", (2000, 2000)), "BMP"))
+    yield Upload("31 MB of nothing", bytes(31 << 20))
+    yield Upload("BMP of 48 MB", save(Image.new("RGB", (4000, 4000)), "BMP"))
 
 
 def too_large() -> Iterator[Upload]:
-    for side in (4097, 10_000, 30_000, 65_535, 2**31 - 1):
+    for side in (5001, 10_000, 30_000, 65_535, 2**31 - 1):
         yield Upload(f"PNG that claims {side} x {side}", png(side, side, rows=bytes(1000)))
-    yield Upload("PNG of real 5,000 x 5,000 pixels", save(Image.new("1", (5000, 5000)), "PNG"))
+    yield Upload("PNG of real 5,100 x 5,000 pixels", save(Image.new("1", (5100, 5000)), "PNG"))
     grey = png(30_000, 30_000, rows=bytes(30_000 * (30_000 // 8 + 1)), depth=1, colour=0)
     yield Upload("PNG of real 30,000 x 30,000 pixels", grey)
     yield Upload("PNG 1 x 2^31-1", png(1, 2**31 - 1, rows=b"\0"))
@@ -171,7 +171,7 @@ def odd() -> Iterator[Upload]:
         yield Upload(f"animated {kind}", save(frames[0], kind, save_all=True, append_images=frames[1:]), True)
     long = [Image.new("L", (1000, 1000), i % 256) for i in range(60)]
     yield Upload("GIF of 60 frames of a megapixel", save(long[0], "GIF", save_all=True, append_images=long[1:]), True)
-    for size in ((1, 1), (1, 5000), (5000, 1), (4096, 4096)):
+    for size in ((1, 1), (1, 5000), (5000, 1), (5000, 5000)):
         yield Upload(f"PNG of {size[0]} x {size[1]}", save(Image.new("L", size, 99), "PNG"), True)
     yield Upload("transparent PNG", save(Image.new("RGBA", (20, 20), (255, 0, 0, 0)), "PNG"), True)
     yield Upload("progressive JPEG", save(noise(), "JPEG", progressive=True), True)

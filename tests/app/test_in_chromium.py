@@ -70,6 +70,7 @@ def test_a_visit(server: Server, tmp_path):
         (tmp_path / "bad.png").write_bytes(b"not a picture")
         page.choose_file(".zone input", tmp_path / "bad.png")
         page.wait("document.querySelector('.told').innerText.includes('is not a PNG, JPEG')")
+        page.wait("!document.querySelector('#answer h2.says, #tree svg')")  # they were about another picture
         (tmp_path / "good.jpg").write_bytes(save(noise(size=(300, 200)), "JPEG"))
         page.choose_file(".zone input", tmp_path / "good.jpg")
         changed(page, LENGTHS, lengths)

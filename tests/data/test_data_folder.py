@@ -195,7 +195,7 @@ def test_broken_pictures_are_named(root: Path) -> None:
     whole = victim.read_bytes()
     cases = {
         "is refused: it claims": png_header(30000, 30000),
-        "is refused: it claims 9000x9000 pixels": png_header(9000, 9000),
+        "is refused: it claims 9,000 x 9,000 pixels": png_header(9000, 9000),
         "is not a PNG": b"hello",
         "broken": whole[:-30],
     }

@@ -5,6 +5,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ import mspcaps
 from mspcaps.capsules import RoutingState
 from mspcaps.cli import main
 from mspcaps.explanation import explain
-from mspcaps.explanation.drawing import couplings_drawing, heat_drawing, rectangle
-from mspcaps.explanation.files import display_name, free_page, page_key, page_name
+from mspcaps.explanation.drawing import couplings_drawing, heat_colours, heat_drawing, rectangle
+from mspcaps.explanation.files import display_name, free_page, page_key, page_name, write_pages
 from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.view import choose_classes, make_view, render_page
 from mspcaps.models import save_weights
@@ -108,19 +109,52 @@ def test_couplings_are_drawn_beside_what_they_would_be_if_equal():
     assert float(re.search(r'y1="([\d.]+)', drawing)[1]) == pytest.approx(120 * (1 - 1 / 1.8), abs=0.1)
 
 
-def test_the_outlined_parts_have_the_largest_effects():
+def test_the_outlined_parts_are_the_strongest_in_the_map_that_is_drawn(monkeypatch):
     torch.manual_seed(0)
     found = explain(mspcaps.create_model("mspcaps_t", num_classes=4), torch.rand(1, 3, 32, 32))
-    parts, (fine, middle, coarse) = found.parts(), found.effects(int(found.ranking[0, 0]))
+    drawn = []
+    monkeypatch.setattr("mspcaps.explanation.view.heat_drawing", lambda heat, *_: drawn.append(heat))
+    make_view(found)
+    heat = drawn[0].numpy()  # of the predicted class
+    means = {side: heat.reshape(32 // side, side, 32 // side, side).mean((1, 3)).ravel() for side in (4, 8, 16)}
+    parts = found.parts()
     assert [node.scale for node in parts] == [2, 1, 1, 1, 0, 0, 0]
-    assert parts[0].index == int(coarse.argmax())
-    assert [node.index for node in parts[1:4]] == middle[0].argsort(descending=True)[:3].tolist()
+    assert parts[0].index == means[16].argmax()
+    assert [node.index for node in parts[1:4]] == np.argsort(-means[8])[:3].tolist()
     for around, inner in zip(parts[1:4], parts[4:], strict=True):  # patches of 8 and of 4 pixels
         row, column = around.place
         cells = [(2 * row + r) * 8 + 2 * column + c for r in (0, 1) for c in (0, 1)]
-        assert inner.index == max(cells, key=lambda cell: float(fine[0, cell]))
+        assert inner.index == max(cells, key=lambda cell: means[4][cell])
+        assert inner.heat == pytest.approx(16 * float(means[4][inner.index]), rel=1e-4)
     two = explain(mspcaps.create_model("mspcaps_t_scale32_16", num_classes=4), torch.rand(1, 3, 32, 32))
     assert [node.scale for node in two.parts()] == [1, 0]
+
+
+def test_a_line_of_the_tree_has_the_sign_of_its_number():
+    torch.manual_seed(0)
+    found = explain(mspcaps.create_model("mspcaps_t", num_classes=4, img_size=48), torch.rand(1, 3, 48, 48))
+    for label in range(4):
+        drawing = make_view(found, 0, label).sides[0].tree
+        kinds = re.findall(r'<path class="edge (\w+)"', drawing)
+        numbers = re.findall(r'<text class="value"[^>]*>[^<]*?([+−])[\d.]+<', drawing)
+        assert len(kinds) == len(numbers) > 8
+        assert kinds == ["for" if sign == "+" else "against" for sign in numbers]
+
+
+def luminance(colours: torch.Tensor) -> torch.Tensor:
+    """As seen over the grey of an even picture, by the formula of sRGB."""
+    shown = colours[..., :3] / 255 * colours[..., 3:] / 255 + 0.7 * (1 - colours[..., 3:] / 255)
+    return shown.pow(2.2) @ torch.tensor([0.2126, 0.7152, 0.0722])
+
+
+def test_colours_of_a_heat_map_can_be_read_without_colour():
+    """The stronger, the darker; and for and against are apart in blue, which those who confuse red and green see."""
+    colours = heat_colours(torch.linspace(-1, 1, 201)).float()
+    assert int(colours[100, 3]) == 0, "no ink where there is no effect"
+    for half in (colours[100:], colours[:101].flip(0)):
+        assert bool((half[:, 3].diff() >= 0).all())
+        assert bool((luminance(half)[20:].diff() < 0).all())
+    assert float((colours[:81, 2] - colours[120:, 2].flip(0)).min()) > 60
 
 
 def test_outlines_fit_into_small_patches():
@@ -134,6 +168,59 @@ def test_names_of_pages():
     assert [display_name(Path(p)) for p in ("a.png", "../a.png", "/x/cat/a.b.png")] == ["a.png", "a.png", "cat/a.b.png"]
 
 
+def links(index: Path) -> list[str]:
+    """The pages that an index links to; each is there, and the index needs nothing else."""
+    html = index.read_text(encoding="utf-8")
+    assert_self_contained(re.sub(r'(<a class="card") href="[^"]+"', r"\1", html))
+    pages = [unquote(page) for page in re.findall(r'<a class="card" href="([^"]+)"', html)]
+    assert all((index.parent / page).is_file() for page in pages)
+    return pages
+
+
+def test_the_index_of_a_folder(tmp_path, monkeypatch):
+    """Odd names, a folder called like a class, a page that is gone, a picture that is explained again."""
+    path, pictures, out = weights(tmp_path / "w.safetensors"), tmp_path / CLASSES[1].strip("<b>/"), tmp_path / "pages"
+    names = ["a#1%20.png", "b & 'c' \"d\".png", "index.png", "z.png"]
+    for folder in (pictures, tmp_path / CLASSES[0]):
+        folder.mkdir()
+        for name in names:
+            Image.effect_noise((200, 100), 60).convert("RGB").save(folder / name)
+    monkeypatch.chdir(tmp_path)
+    plain = Path("index.png")
+    Image.new("L", (32, 32)).save(plain)
+    done = list(write_pages(path, [tmp_path / CLASSES[0], pictures, plain], out))
+    assert [one.error for one in done] == [None] * 9
+    index = out / "w" / "index.html"
+    assert links(index) == [one.page.name for one in done] and done[-1].page.name == "index-2.html"
+    html = index.read_text(encoding="utf-8")
+    thumbnails = [Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([^\"]+)", html)]
+    assert {image.size for image in thumbnails} == {(32, 32)}, "no larger than what the model sees"
+    answers = [one.answer.rpartition(" ")[0] for one in done[:4]]
+    assert html.count("in the folder") == sum(answer != CLASSES[0] for answer in answers)
+    done[0].page.unlink()
+    list(write_pages(path, [done[1].picture], out))
+    assert links(index) == [one.page.name for one in (*done[2:], done[1])]
+
+
+def test_equally_named_runs_have_folders_of_their_own(tmp_path):
+    Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / "a.png")
+    runs = [tmp_path / model / "custom-seed0" / "last.safetensors" for model in ("mspcaps_t_dr", "mspcaps_t_scale8")]
+    for run in runs:
+        weights(run, run.parts[-3])
+    folders = [one.page.parent for run in (*runs, *runs) for one in write_pages(run, [tmp_path / "a.png"], tmp_path)]
+    assert folders == [tmp_path / name for name in ("custom-seed0", "custom-seed0-2") * 2]
+    assert "mspcaps_t_scale8, custom-seed0" in (folders[1] / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_index_is_there_when_the_rest_is_given_up(tmp_path):
+    for name in "abc":
+        Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / f"{name}.png")
+    pages = write_pages(weights(tmp_path / "w.safetensors", "mspcaps_t_scale8"), [tmp_path], tmp_path / "out")
+    next(pages)
+    pages.close()
+    assert len(links(tmp_path / "out" / "w" / "index.html")) == 1
+
+
 def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys):
     path, out = weights(tmp_path / "w.safetensors"), tmp_path / "pages" / "w"
     for split in ("train", "test"):
@@ -145,9 +232,10 @@ def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys
     for picture in ("ship/0.png", str(tmp_path / "test/ship/0.png")):
         assert main(["explain", str(path), picture, "--out", str(tmp_path / "pages")]) == 0
         assert "ship-0-2.html" in capsys.readouterr().out
-    assert sorted(page.name for page in out.iterdir()) == ["ship-0-2.html", "ship-0.html"]
+    assert sorted(page.name for page in out.iterdir()) == ["index.html", "ship-0-2.html", "ship-0.html"]
+    assert links(out / "index.html") == ["ship-0.html", "ship-0-2.html"]
     assert (out / "ship-0.html").read_text(encoding="utf-8") == first
-    assert ">ship/0.png, seen by w<" in first and str(tmp_path) not in first
+    assert ">ship/0.png, seen by mspcaps_t, w<" in first and str(tmp_path) not in first
 
 
 def test_a_page_that_is_not_ours_is_left_alone(tmp_path):
@@ -174,12 +262,12 @@ def test_nothing_does_not_look_like_much():
     assert faint == 0 and strong > 200
 
 
-def test_green_speaks_for_the_class_and_red_against_it():
+def test_orange_speaks_for_the_class_and_blue_against_it():
     (speaks_for, against, nothing), *_ = painted(torch.tensor([[1.0, -0.5, 0.0]]), 1.0).astype(int)
-    red, green, _, ink = speaks_for
-    assert green > 2 * red and ink > 200
-    red, green, _, less_ink = against
-    assert red > 2 * green and 0 < less_ink < ink
+    red, _, blue, ink = speaks_for
+    assert red > 2 * blue and ink > 200
+    red, _, blue, less_ink = against
+    assert blue > 2 * red and 0 < less_ink < ink
     assert nothing[3] == 0
 
 
@@ -203,9 +291,9 @@ def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
     spoken = capsys.readouterr()
     assert status == 1, "one of them failed"
     written = sorted((tmp_path / "pages" / "w").iterdir())  # another model's pages go elsewhere
-    assert [page.name for page in written] == ["one-a-cat___dog.html", "two-a-cat___dog.html"]
+    assert [page.name for page in written] == ["index.html", "one-a-cat___dog.html", "two-a-cat___dog.html"]
+    assert links(written[0]) == ["one-a-cat___dog.html", "two-a-cat___dog.html"] and "pages/w/index.html" in spoken.out
     assert "pages/w/one-a-cat___dog.html" in spoken.out and f"{CLASSES[0]} 0." in spoken.out
-    assert "seen by w<" in written[0].read_text(encoding="utf-8")
     assert "broken.png" in spoken.err and "Traceback" not in spoken.err
 
 
@@ -226,6 +314,6 @@ def test_the_command_explains_models_without_a_tree(name, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((32, 32), 60).convert("RGB").save("a.png")
     assert main(["explain", str(weights(tmp_path / "w.safetensors", name)), str(tmp_path / "a.png")]) == 0
-    (page,) = (tmp_path / "runs" / "explain" / "w").iterdir()
+    _, page = sorted((tmp_path / "runs" / "explain" / "w").iterdir(), key=lambda page: page.name != "index.html")
     html = page.read_text(encoding="utf-8")
     assert html.count('class="big"') == 3 and 'class="tree"' not in html

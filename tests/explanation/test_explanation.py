@@ -10,9 +10,9 @@ import mspcaps
 from mspcaps.capsules.routing.cross_agreement import group_size
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation import Explanation, Node, Rect, Scale, explain
-from mspcaps.explanation.geometry import default_scales
+from mspcaps.explanation.geometry import default_scales, smooth
 from mspcaps.explanation.heat import ORDERS, effects, orders_of
-from mspcaps.explanation.tree import strongest, vote_shares
+from mspcaps.explanation.tree import strongest_parts, vote_shares
 from mspcaps.models import Model, Task
 
 NAMES = [
@@ -360,8 +360,40 @@ def test_a_cell_ends_where_the_image_does():
 
 def test_the_strongest_patches_speak_for_the_class():
     """One that speaks against it as loudly as any is not among them."""
-    nodes = [Node("patch", index, effect=effect) for index, effect in enumerate((1.0, -5.0, 3.0, 0.0))]
-    assert [node.index for node in strongest(nodes, 3)] == [2, 0, 3]
+    scales = [Scale(1, (2, 2), (2, 2)), Scale(1, (2, 2), (2, 2)), Scale(2, (1, 1), (2, 2))]
+    heat = torch.tensor([1.0, -5.0, 3.0, 0.0])
+    parts = strongest_parts([heat, heat, heat.sum(0, keepdim=True)], scales)
+    assert [node.index for node in parts if node.scale == 1] == [2, 0, 3]
+
+
+def test_what_a_map_adds_up_to_in_each_cell():
+    scale = Scale(3, (2, 1), (7, 5))  # a row below and two columns beside the cells go with their neighbours
+    heat = torch.arange(35.0).view(1, 7, 5)
+    assert scale.gather(heat).tolist() == [[heat[0, :3].sum(), heat[0, 3:].sum()]]
+
+
+def test_smoothing_moves_little_and_loses_nothing():
+    heat = torch.zeros(1, 21, 24)
+    heat[0, 8:12, 8:12] = 1.0
+    drawn = smooth(heat, 4)
+    assert float(drawn.sum()) == pytest.approx(16, rel=1e-5)
+    places = torch.exp(-4.5 * (torch.arange(-4, 5) / 4) ** 2)  # the middle of a Gaussian, by hand
+    places /= places.sum()
+    along = sum(places[4 + 9 - c] for c in range(8, 12))
+    assert float(drawn[0, 9, 9]) == pytest.approx(float(along**2), rel=1e-5)
+    assert float(drawn.max()) <= 1 and float(drawn[0, 3].abs().max()) == 0
+    torch.testing.assert_close(smooth(torch.full((2, 5, 6), 0.3), 4), torch.full((2, 5, 6), 0.3))
+
+
+def test_the_tree_goes_on_with_the_capsule_that_sets_the_coupling():
+    """Not everybody takes the maximum: docs/extend.md has a routing that takes the minimum."""
+    model = trained("mspcaps_t")
+    for block in model.routing:
+        block.pool = lambda agreements: agreements.amin(2)
+    found = explain(model, torch.rand(1, 3, 32, 32))
+    least = found.routing[1].fine_agreements[:, 0, :, found.ranking[0, 0]].amin(1)  # [k]
+    (middle,) = zip(*(node.children for node in found.tree(0).children), strict=True)
+    assert sorted(node.agreement for node in middle) == pytest.approx(sorted(least.tolist()))
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from reproduction.studies.faithfulness import (
 from reproduction.studies.named_patches import drops, named_mask, named_patches, random_inside, random_mask
 from reproduction.study_tables import (
     METHODS,
+    PATCHES,
     candidates_table,
     figures,
     judge,
@@ -163,7 +164,7 @@ def test_named_patches_are_covered_and_as_many_random_ones():
     assert set(falls) == {"all", "coarse", "mid", "fine", "mid_adds", "fine_agrees"}
     groups = named_patches(found.parts(1), found.tree(1), 3)
     assert [len(groups[name]) for name in falls] == [7, 1, 3, 3, 3, 3]
-    (centre,) = max(found.tree(1).children, key=lambda node: node.effect).children
+    (centre,) = max(found.tree(1).children, key=lambda node: node.contribution).children
     adds = sorted(vote_shares(found.routing[0], 1, centre.index)[1].tolist(), reverse=True)
     assert [node.contribution for node in groups["mid_adds"]] == pytest.approx(adds[:3])
     covered = found.images[1].clone()
@@ -213,7 +214,7 @@ def test_random_fine_patches_lie_in_the_same_middle_patches():
         assert int(mask.sum()) == 3 * 16 and not (mask & ~around).any()
         seen |= mask
     assert torch.equal(seen, around)
-    (centre,) = max(found.tree().children, key=lambda node: node.effect).children
+    (centre,) = max(found.tree().children, key=lambda node: node.contribution).children
     agreeing = {node.index: node.children[0].index for node in centre.children}
     assert [node.index for node in groups["fine_agrees"]] == [agreeing[node.index] for node in groups["mid"]]
 
@@ -250,7 +251,7 @@ def test_the_page_has_its_figures_from_files_only(tmp_path):
     auc = entry["settings"][0]["methods"]["part_whole"]["deletion"]["auc"][0]
     assert f"| part-whole heat map | {auc:.3f}" in new and "n = 5" in new
     fall = entry["named"]["coarse"]["named"][0]
-    assert f"| the coarse patch with the largest effect | {fall:.3f}" in new
+    assert f"| {PATCHES['coarse']} | {fall:.3f}" in new
     (tmp_path / "explanation" / "bad.json").write_text(json.dumps({"settings": []}))
     with pytest.raises(MspcapsError, match=r"bad\.json"):
         faithfulness_block(tmp_path)

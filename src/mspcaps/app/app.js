@@ -1,3 +1,8 @@
+document.addEventListener("mouseover", (event) => {
+  const name = event.target.closest?.("#model input");
+  if (name) name.title = name.value; // a long name is cut
+});
+
 // The three ways to a picture. Each ends in mspcaps.show(text, source), and Gradio asks the server about it.
 window.mspcaps = {
   picture: "",
@@ -33,19 +38,22 @@ window.mspcaps = {
 
   upload(element, trigger) {
     const zone = element.querySelector(".zone"), input = element.querySelector("input"), note = element.querySelector(".told");
+    const refuse = (why) => {
+      note.textContent = why;
+      this.show("", "upload", trigger); // the old answer is not about this file
+    };
     const send = async (file) => {
       note.textContent = "";
       if (!file) return;
       if (file.size > limits.bytes) {
-        note.textContent = `The file has ${file.size.toLocaleString("en")} bytes, but the limit is ${limits.bytes.toLocaleString("en")}.`;
-        return;
+        return refuse(`The file has ${(file.size / 1e6).toFixed(1)} MB, but the limit is ${limits.bytes / 1e6} MB.`);
       }
       zone.classList.add("busy");
       try {
         const reply = await fetch("picture", { method: "POST", body: file });
         const { picture, error } = await reply.json();
         if (picture) this.show(picture, "upload", trigger);
-        else note.textContent = error.charAt(0).toUpperCase() + error.slice(1) + ".";
+        else refuse(error.charAt(0).toUpperCase() + error.slice(1) + ".");
       } catch {
         note.textContent = "The app does not answer. Is it still running?";
       } finally {

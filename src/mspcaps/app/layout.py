@@ -43,7 +43,7 @@ def import_gradio() -> Any:
 
 def layout(gr: Any, store: ModelStore, workers: int) -> "gr.Blocks":
     first = store.names[0]
-    upload_zone = macro("app.html", "upload_zone")(MAX_UPLOAD_BYTES >> 20, MAX_UPLOAD_PIXELS // 10**6)
+    upload_zone = macro("app.html", "upload_zone")(MAX_UPLOAD_BYTES // 10**6, MAX_UPLOAD_PIXELS // 10**6)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(macro("app.html", "heading")(), apply_default_css=False, js_on_load=None)
         with gr.Row(elem_classes="desk", equal_height=False):

@@ -3,11 +3,11 @@
 Gradio's own upload writes files that stay, and fetches addresses that a caller names. The app needs neither: a picture
 goes to POST /picture, is read in memory and comes back small. Everything the page does not need is closed.
 
-Bounds, whoever calls: at most MAX_READERS requests are taken in at once, each of at most MAX_REQUEST_BYTES (a picture:
-MAX_UPLOAD_BYTES), 128 MB in all; one upload is decoded at a time, of at most MAX_UPLOAD_PIXELS, for which Pillow takes
-up to 320 MB; at most MAX_QUEUE questions of MAX_REQUEST_BYTES wait, 128 MB and as much again once parsed, and WORKERS
-are answered at once. Gradio keeps up to 2,000 answers of some 60 kB that nobody fetched, 120 MB. Together less than
-1 GB beyond the 400 MB of a server at rest, models apart.
+Bounds, whoever calls: at most MAX_READERS requests are taken in at once, each of at most MAX_REQUEST_BYTES, and
+MAX_UPLOADS pictures of at most MAX_UPLOAD_BYTES, 150 MB in all; one upload is decoded at a time, of at most
+MAX_UPLOAD_PIXELS, for which Pillow takes up to 475 MB; at most MAX_QUEUE questions of MAX_REQUEST_BYTES wait, 128 MB
+and as much again once parsed, and WORKERS are answered at once. Gradio keeps up to 2,000 answers of some 60 kB that
+nobody fetched, 120 MB. Together less than 1 GB beyond the 400 MB of a server at rest, models apart.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from mspcaps.app.layout import head, import_gradio, layout, theme
 from mspcaps.app.store import ModelStore
 from mspcaps.app.uploads import MAX_UPLOAD_BYTES, accept
 from mspcaps.errors import MspcapsError, reason
+from mspcaps.files import format_bytes
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 WORKERS = 2
 MAX_QUEUE = 128
 MAX_READERS = 16
+MAX_UPLOADS = 4
 MAX_SESSIONS = 256  # visitors that Gradio remembers, at some 80 kB each; we keep nothing about them
 MAX_SECONDS = 30  # for the bytes of one request to arrive
 MAX_REQUEST_BYTES = 1 << 20
@@ -116,7 +118,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.readers = asyncio.Semaphore(MAX_READERS)
+        self.readers, self.uploads = asyncio.Semaphore(MAX_READERS), asyncio.Semaphore(MAX_UPLOADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -124,9 +126,10 @@ class Gate:
         if scope["type"] == "http" and scope["path"] != "/" and not scope["path"].startswith(OPEN_PATHS):
             await refusal(404, "the app serves nothing at this address")(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
-            async with self.readers:  # until it is answered: bodies that wait take memory, too
+            upload = scope["path"] == UPLOAD_PATH
+            async with self.uploads if upload else self.readers:  # until answered: bodies that wait take memory, too
                 try:
-                    limit = MAX_UPLOAD_BYTES if scope["path"] == UPLOAD_PATH else MAX_REQUEST_BYTES
+                    limit = MAX_UPLOAD_BYTES if upload else MAX_REQUEST_BYTES
                     body = await read_body(Request(scope, receive), limit)
                 except HTTPException as error:
                     return await refusal(error.status_code, error.detail)(scope, receive, send)
@@ -141,7 +144,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     What is a little too large is read to its end and thrown away: most callers listen to an answer only when they have
     finished talking.
     """
-    too_large = HTTPException(413, f"the request is larger than the limit of {limit:,} bytes")
+    too_large = HTTPException(413, f"the request is larger than the limit of {format_bytes(limit)}")
     if int(request.headers.get("content-length", 0)) > MAX_DISCARDED_BYTES:
         raise too_large
     body, size = bytearray(), 0

@@ -15,10 +15,11 @@ import numpy as np
 
 from mspcaps.data import read_header, read_picture
 from mspcaps.errors import MspcapsError
+from mspcaps.files import format_bytes
 from mspcaps.pages import PREFIX, image_url
 
-MAX_UPLOAD_BYTES = 8 << 20
-MAX_UPLOAD_PIXELS = 1 << 24  # 16.8 megapixels: a photo of 4,000 x 3,000 fits
+MAX_UPLOAD_BYTES = 32_000_000  # photographs of phones have up to 20 MB
+MAX_UPLOAD_PIXELS = 25_000_000  # and 12 or 24 megapixels
 MAX_SIDE = 256  # pixels of the longer side kept of an upload: scores differ a little from those of the whole picture
 MAX_TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
 MAX_TEXT_PIXELS = 1 << 18
@@ -58,16 +59,12 @@ def picture_file(data: bytes, max_bytes: int, max_pixels: int) -> Iterator[Path]
     if not data:
         raise MspcapsError("the picture is empty: it has no bytes")
     if len(data) > max_bytes:
-        raise MspcapsError(f"the picture has {len(data):,} bytes, but the limit is {max_bytes:,}")
+        raise MspcapsError(f"the picture has {format_bytes(len(data))}, but the limit is {format_bytes(max_bytes)}")
     with tempfile.TemporaryDirectory(prefix="mspcaps-app-") as folder:
         path = Path(folder) / "picture"
         path.write_bytes(data)
         try:
-            height, width = read_header(path)[0]
-            if height * width > max_pixels:
-                raise MspcapsError(
-                    f"the picture has {width:,} x {height:,} pixels, but the limit is {max_pixels:,} in total"
-                )
+            read_header(path, max_pixels)
             yield path
         except MspcapsError as error:
             raise MspcapsError(str(error).replace(str(path), "the picture")) from error

@@ -28,7 +28,7 @@ from mspcaps.cli.common import (
 )
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.predict import leave_out_broken
-from mspcaps.files import check_writable, format_bytes, weights_name
+from mspcaps.files import check_writable, format_bytes
 from mspcaps.progress import say
 
 if TYPE_CHECKING:
@@ -222,26 +222,32 @@ def explain(
     out: Path = Path("runs/explain"),
     device: Maybe[str] = None,
 ) -> int:
-    """Write an HTML page per picture showing why the model decided as it did: parts, heat maps, part-whole tree.
+    """Write an HTML page per picture showing why the model decided as it did: parts, heat maps, part-whole tree; and
+    an index.html of them all.
 
     Args:
         weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
         paths: Picture files or folders of pictures.
         label: The class to explain; default: the predicted class, next to the runner-up.
-        out: Folder for the pages, with a subfolder per model.
+        out: Folder for the pages, with a subfolder per weights file.
         device: cpu, cuda or mps; default: the GPU if there is one.
     """
     from mspcaps.explanation.files import write_pages
-    from mspcaps.models import load_model
     from mspcaps.training import choose_device
 
     check_paths(paths)
+    pages: list[Path] = []
+
+    def lines() -> "Iterator[tuple[str, str | None]]":
+        for one in write_pages(weights, paths, out, label, progress.update, choose_device(device)):
+            pages.extend([one.page] if one.page else [])
+            yield f"{one.picture}: {one.answer}  {one.page}", one.error
+
     with show_progress() as progress:
-        model, name = load_model(weights).to(choose_device(device)), weights_name(weights)
-        return print_results(
-            (f"{page.picture}: {page.answer}  {page.page}", page.error)
-            for page in write_pages(model, paths, out / name, label, progress.update, name)
-        )
+        status = print_results(lines())
+    if len(pages) > 1:
+        print(f"all of them: {pages[0].with_name('index.html')}")
+    return status
 
 
 def export(

@@ -91,7 +91,7 @@ def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | Non
             yield picture, None
 
 
-def open_picture(path: Path) -> Image.Image:
+def open_picture(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open a picture and read its header only; the caller closes it."""
     if os.path.exists(path) and not os.path.isfile(path):  # unlike the methods of Path, these never raise
         raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
@@ -100,17 +100,18 @@ def open_picture(path: Path) -> Image.Image:
             warnings.simplefilter("ignore")  # of bombs, for which the limit below is lower, and of damaged EXIF data
             picture = Image.open(path, formats=known_formats(path))
     except Image.DecompressionBombError as error:
-        raise MspcapsError(f"{path} is refused: it claims more than {MAX_PIXELS} pixels") from error
+        raise MspcapsError(
+            f"{path} is refused: it claims more than the limit of {max_pixels // 10**6} megapixels"
+        ) from error
     except UnidentifiedImageError as error:
         raise MspcapsError(f"cannot read {path}: it is not a {KINDS}") from error
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
     width, height = picture.size
-    if width * height > MAX_PIXELS or width * height == 0:
+    if width * height > max_pixels or width * height == 0:
         picture.close()
-        raise MspcapsError(
-            f"{path} is refused: it claims {width}x{height} pixels, but the limit is {MAX_PIXELS} in total"
-        )
+        limit = f"{max_pixels // 10**6} megapixels" if max_pixels >= 10**6 else f"{max_pixels:,} in total"
+        raise MspcapsError(f"{path} is refused: it claims {width:,} x {height:,} pixels, but the limit is {limit}")
     return picture
 
 
@@ -128,9 +129,9 @@ def known_formats(path: Path) -> tuple[str, ...]:
     return (*FORMATS, "HEIF")
 
 
-def read_header(path: Path) -> tuple[tuple[int, int], bool]:
+def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int], bool]:
     """Upright size (height, width) and whether the picture is grey, from its header alone."""
-    with open_picture(path) as picture:
+    with open_picture(path, max_pixels) as picture:
         try:
             # asking a PNG or GIF for its EXIF data would decode the whole picture
             turned = (

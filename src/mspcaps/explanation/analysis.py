@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState
 from mspcaps.errors import MspcapsError
-from mspcaps.explanation.geometry import Scale, default_scales
+from mspcaps.explanation.geometry import Scale, default_scales, smooth
 from mspcaps.explanation.heat import Progress, effects, evidence, mean_image
-from mspcaps.explanation.tree import Node, TreeBuilder, patch_node, strongest_parts
+from mspcaps.explanation.tree import Node, TreeBuilder, strongest_parts
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_floating, in_eval_mode
 
@@ -113,6 +113,10 @@ class Explanation:
         maps = [scale.spread(value) for scale, value in zip(self.scales, self.effects(label), strict=True)]
         return torch.stack(maps).mean(0)
 
+    def drawn_map(self, label: Label) -> Tensor:
+        """[b, H, W]: the heat map as pages show it, smoothed, so that patches leave no edges of their own."""
+        return smooth(self.heat_map(label), self.scales[0].cell)
+
     def tree(self, image: int = 0, label: int | str | None = None) -> Node:
         """The part-whole tree of one image, for the predicted class unless `label` names another."""
         if not self.has_tree:
@@ -123,15 +127,9 @@ class Explanation:
         return TreeBuilder(self.routing, self.scales, found, image).tree(number)
 
     def parts(self, image: int = 0, label: int | str | None = None) -> list[Node]:
-        """The patches with the largest effects on the class, coarse to fine: what the page outlines."""
-        number = self.class_number(image, label)
-        return strongest_parts(
-            [
-                [patch_node(scale, level, index, float(effect)) for index, effect in enumerate(value[image, :, number])]
-                for level, (scale, value) in enumerate(zip(self.scales, self.all_effects, strict=True))
-            ],
-            self.scales,
-        )
+        """Where the heat map, as it is drawn, adds up to most: patches, coarse to fine, which the page outlines."""
+        heat = self.drawn_map(self.class_number(image, label))[image, None]
+        return strongest_parts([scale.gather(heat)[0] for scale in self.scales], self.scales)
 
     def class_number(self, image: int, label: int | str | None) -> int:
         """The number of the class asked for, or of the predicted class."""

@@ -17,17 +17,22 @@ from mspcaps.pages import image_url, png_url
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
 FAINT = 0.1  # what the effects of a map must add up to, at the strongest of them, to be drawn in full colour
+# From little to much: warm speaks for the class, cold against it. The stronger, the darker: so it can also be read
+# without colours, and orange and blue are far apart for those who confuse red with green.
+WARM = ((255, 214, 90), (250, 140, 20), (200, 40, 10), (120, 10, 0))
+COLD = ((150, 205, 255), (50, 130, 240), (20, 60, 190), (10, 20, 110))
+OPACITY = 0.9  # of full colour: the picture stays visible
 
 
 def definitions(image: Tensor) -> Markup:
     """The image in colour and in grey, for all drawings of the page to use."""
     height, width = image.shape[1:]
-    grey = image.mean(0, keepdim=True) * 0.55 + 0.12  # dim, so that a map stands out on it
+    grey = image.mean(0, keepdim=True) * 0.6 + 0.4  # pale, so that the dark colours of a map stand out on it
     size = f'width="{width}" height="{height}" preserveAspectRatio="none"'
-    picture, dim = (image_url((shown * 255).round().to(torch.uint8).numpy()) for shown in (image, grey))
+    picture, pale = (image_url((shown * 255).round().to(torch.uint8).numpy()) for shown in (image, grey))
     return Markup(
         '<svg class="defs" width="0" height="0" aria-hidden="true"><defs>'
-        f'<image id="picture" {size} href="{picture}"/><image id="grey" {size} href="{dim}"/>'
+        f'<image id="picture" {size} href="{picture}"/><image id="grey" {size} href="{pale}"/>'
         "</defs></svg>"
     )
 
@@ -71,17 +76,36 @@ def ink(top: float, pixels: int) -> float:
     return max(top, FAINT / pixels)
 
 
+def between(colours: Sequence[tuple[int, int, int]], share: Tensor) -> Tensor:
+    """[...] in [0, 1] -> [..., 3]: the colour at each share of the way from the first to the last."""
+    stops, place = torch.tensor(colours, dtype=share.dtype), share * (len(colours) - 1)
+    below = place.long().clamp(max=len(colours) - 2)
+    return torch.lerp(stops[below], stops[below + 1], (place - below).unsqueeze(-1))
+
+
+def heat_colours(share: Tensor) -> Tensor:
+    """Shares [...] in [-1, 1] of the effect in full colour -> uint8 [..., 4]: red, green, blue, opacity."""
+    much = share.abs()
+    colour = torch.where((share >= 0).unsqueeze(-1), between(WARM, much), between(COLD, much))
+    opacity = 255 * OPACITY * much.pow(0.8)  # small effects must still be seen
+    return torch.cat([colour, opacity.unsqueeze(-1)], -1).round().to(torch.uint8)
+
+
 def heat_drawing(heat: Tensor, top: float, label: str) -> Markup:
-    """[H, W] over the grey image: green speaks for the class, red against it; `top` is where the ink is full."""
+    """[H, W] over the pale grey image; `top` is where the ink is full."""
     height, width = heat.shape
-    share = (heat.abs() / ink(top, heat.numel())).clamp(0, 1).pow(0.7)  # small effects must still be seen
-    colour = torch.where((heat >= 0).unsqueeze(-1), torch.tensor([40, 214, 178]), torch.tensor([255, 92, 56]))
-    pixels = torch.cat([colour, (share * 215).round().unsqueeze(-1)], -1).to(torch.uint8)
-    drawn = png_url(pixels.cpu().numpy())
+    drawn = png_url(heat_colours((heat / ink(top, heat.numel())).clamp(-1, 1)).cpu().numpy())
     return Markup(
         f'<svg class="big" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"><use href="#grey"/>'
-        f'<image width="{width}" height="{height}" preserveAspectRatio="none" href="{drawn}"/></svg>'
+        f'<image style="image-rendering:auto" width="{width}" height="{height}" preserveAspectRatio="none" '
+        f'href="{drawn}"/></svg>'
     )
+
+
+def colour_key() -> Markup:
+    """All colours of a heat map, from the strongest against the class to the strongest for it, on the grey below."""
+    drawn = png_url(heat_colours(torch.linspace(-1, 1, 101)[None]).numpy())
+    return Markup(f'<img class="colours" alt="" src="{drawn}">')
 
 
 def couplings_drawing(state: RoutingState, image: int, j: int) -> Markup:

@@ -14,12 +14,12 @@ import torch
 from mspcaps.data import find_pictures, read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation.analysis import explain
+from mspcaps.explanation.index import NAME, Index, folder_key, free_folder, has_key
 from mspcaps.explanation.view import render_page
-from mspcaps.files import to_utf8, write_atomically
-from mspcaps.models import Model, config_of
+from mspcaps.files import to_utf8, weights_name, write_atomically
+from mspcaps.models import Model, config_of, load_model, weights_path
 
 MAX_NAME = 180  # bytes of a page's name
-KEY_WITHIN = 1000  # bytes of a page, from its beginning, that hold its key
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,37 @@ class PageResult:
     """The page of one picture and its answer, or the sentence that says why there is none."""
 
     picture: Path
-    page: Path | None = None
+    page: Path | None = None  # beside the page of them all, index.html
     answer: str = ""
     error: str | None = None
 
 
 def write_pages(
-    model: Model, paths: Iterable[str | Path], out: Path, label: str | None = None,
-    progress: Callable[[str, int, int], None] = lambda picture, done, of: None, seen_by: str = "",
+    weights: str | Path, paths: Iterable[str | Path], out: Path, label: str | None = None,
+    progress: Callable[[str, int, int], None] = lambda picture, done, of: None, device: str | torch.device = "cpu",
 ) -> Iterator[PageResult]:  # fmt: skip
-    """One page per picture, in order; a folder stands for all pictures below it. A broken file spoils no other."""
+    """One page per picture, in order, in a folder of these weights below `out`, and there a page of them all, also if
+    it ends early. A folder stands for all pictures below it. A broken file spoils no other."""
+    model, name = load_model(weights).to(device), weights_name(weights)
     config = config_of(model)
     if config["in_chans"] not in (1, 3):
         raise MspcapsError(f"the model takes images with {config['in_chans']} channels, but pictures have 1 or 3")
+    seen_by = name if config["name"] in name else f"{config['name']}, {name}"
+    key = folder_key(weights_path(weights))
+    folder = free_folder(out, name, key)
+    index = Index(folder, seen_by, key)
+    try:
+        yield from explain_pictures(model, paths, folder, label, progress, seen_by, index)
+    finally:
+        if index.cards:
+            index.write()
+
+
+def explain_pictures(
+    model: Model, paths: Iterable[str | Path], out: Path, label: str | None,
+    progress: Callable[[str, int, int], None], seen_by: str, index: Index,
+) -> Iterator[PageResult]:  # fmt: skip
+    config = config_of(model)
     for path, refusal in find_pictures(paths):
         try:
             if refusal is not None:
@@ -53,7 +71,8 @@ def write_pages(
         asked = found.class_number(0, label)
         key = page_key(path, label)
         page = free_page(out, page_name(path, label), key)
-        write_atomically(page, render_page(found, 0, name, seen_by or config["name"], asked, key))
+        write_atomically(page, render_page(found, 0, name, seen_by, asked, key))
+        index.add(page, path, name, found)
         named = dict.fromkeys((int(found.ranking[0, 0]), asked))  # the winner, and what was asked about
         answer = ", ".join(f"{found.classes[number]} {float(found.presence[0, number]):.3f}" for number in named)
         yield PageResult(path, page, answer)
@@ -82,14 +101,8 @@ def page_key(picture: Path, label: str | None = None) -> str:
 
 
 def free_page(out: Path, name: str, key: str) -> Path:
-    """name.html, name-2.html, ...: the first that is about this very picture or not there yet."""
-    pages = (out / f"{name}{f'-{number}' if number > 1 else ''}.html" for number in count(1))
+    """name.html, name-2.html, ...: the first that is about this very picture or not there yet; a picture called index
+    leaves that name to the page of them all."""
+    first = 2 if f"{name}.html" == NAME else 1
+    pages = (out / f"{name}{f'-{number}' if number > 1 else ''}.html" for number in count(first))
     return next(page for page in pages if not os.path.lexists(page) or has_key(page, key))
-
-
-def has_key(page: Path, key: str) -> bool:
-    try:
-        with page.open("rb") as file:
-            return f'content="{key}"'.encode() in file.read(KEY_WITHIN)
-    except OSError:
-        return False

@@ -69,6 +69,23 @@ class Scale(NamedTuple):
         density = density.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)[:, :height, :width]
         return F.pad(density, (0, width - density.shape[2], 0, height - density.shape[1]))
 
+    def gather(self, heat: Tensor) -> Tensor:
+        """[b, H, W] -> [b, n]: what a map adds up to in each cell, and in the border that goes with it."""
+        sums = heat.new_zeros(len(heat), self.grid[0] * self.grid[1])
+        return sums.index_add(1, self.owners().flatten().to(heat.device), heat.flatten(1))
+
+
+def smooth(heat: Tensor, cell: int) -> Tensor:
+    """[b, H, W] -> [b, H, W]: without the edges of the cells, which the eye would take for edges of what is seen.
+
+    A Gaussian with a deviation of a third of the finest cell; beyond the border everything is as at the border.
+    """
+    reach = torch.arange(-cell, cell + 1, dtype=heat.dtype, device=heat.device)
+    weights = torch.exp(-4.5 * (reach / cell) ** 2)
+    weights = (weights / weights.sum()).view(1, 1, 1, -1)
+    padded = F.pad(heat.unsqueeze(1), (cell, cell, cell, cell), mode="replicate")
+    return F.conv2d(F.conv2d(padded, weights), weights.transpose(2, 3))[:, 0]
+
 
 def default_scales(img_size: tuple[int, int]) -> list[Scale]:
     """For a model that has no patches of its own: at most 8, 4 and 2 of them along the longer side."""

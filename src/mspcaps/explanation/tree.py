@@ -1,6 +1,6 @@
 """The part-whole tree of one image and one class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +21,9 @@ class Node:
     rect: Rect | None = None  # pixels of that cell; the receptive field is larger
     coupling: float | None = None  # share of this coarse capsule among its siblings
     contribution: float | None = None  # to the length of the capsule above before squash; siblings add up to it
-    agreement: float | None = None  # of this fine capsule with the coarse capsule above it: the highest of its group
-    effect: float | None = None  # of a patch's pixels on the class; see heat.py
+    agreement: float | None = None  # of this fine capsule with the coarse capsule above it, whose coupling it decides
+    effect: float | None = None  # in the tree: of a patch's pixels on the class; see heat.py
+    heat: float | None = None  # of an outlined part: what the heat map, as it is drawn, adds up to in it
     length: float | None = None  # of a class or middle capsule, before squash
     children: "tuple[Node, ...]" = ()
 
@@ -43,23 +44,26 @@ def patch_node(
     )  # fmt: skip
 
 
-def strongest(nodes: Sequence[Node], count: int) -> list[Node]:
-    """Those with the largest effects on the class, the largest first."""
-    return sorted(nodes, key=lambda node: -(node.effect or 0.0))[:count]
-
-
-def strongest_parts(patches: Sequence[Sequence[Node]], scales: Sequence[Scale], count: int = 3) -> list[Node]:
-    """Of all patches, finest scale first, those with the largest effects: one coarse, `count` middle ones, and of the
+def strongest_parts(heat: Sequence[Tensor], scales: Sequence[Scale], count: int = 3) -> list[Node]:
+    """Heat [n_i] of the patches of each scale, finest first -> the hottest: one coarse, `count` middle ones, and of the
     fine patches in each of these one; of two scales one coarse and one fine in it. Coarse first, so that the finer are
     drawn over it."""
-    top = strongest(patches[-1], 1)
-    if len(patches) == 1:
+
+    def hottest(level: int, among: Iterable[int], count: int) -> list[Node]:
+        order = sorted(among, key=lambda index: -float(heat[level][index]))[:count]
+        scale = scales[level]
+        return [
+            Node("patch", i, level, scale.place(i), scale.rect(i), heat=float(heat[level][i])) for i in order
+        ]  # fmt: skip
+
+    top = hottest(len(scales) - 1, range(len(heat[-1])), 1)
+    if len(scales) == 1:
         return top
-    middle = strongest(patches[1], count) if len(patches) > 2 else []
+    middle = hottest(1, range(len(heat[1])), count) if len(scales) > 2 else []
     inner = []
     for node in middle or top:
         assert node.rect is not None
-        inner += strongest([patches[0][index] for index in scales[0].inside(node.rect)], 1)
+        inner += hottest(0, scales[0].inside(node.rect), 1)
     return [*top, *middle, *inner]
 
 
@@ -96,11 +100,12 @@ class TreeBuilder:
         return float(contributions.sum()), nodes
 
     def fine(self, block: int, k: int, j: int) -> Node:
-        """Of the fine capsules under k the one that agrees most: a middle capsule or a fine patch."""
+        """Of the fine capsules under k the one whose agreement the routing takes for k's, a middle capsule or a fine
+        patch: in the paper's routing the one that agrees most; for a mean, the one closest to it."""
         state = self.routing[block]
         assert state.fine_agreements is not None and state.grids is not None
         agreements = state.fine_agreements[k, self.image, :, j]  # [m]
-        m = int(agreements.argmax())
+        m = int((agreements - state.agreements[k, self.image, j]).abs().argmin())
         number, agreement = int(members(*state.grids)[k, m]), float(agreements[m])
         if block == 0:
             return patch_node(self.scales[0], 0, number, float(self.effects[0][number]), agreement=agreement)

@@ -1,16 +1,18 @@
 """The part-whole tree as a drawing: from the class on the left to the finest patches on the right."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from markupsafe import Markup
 
 from mspcaps.explanation.drawing import kind_of, rectangle
-from mspcaps.explanation.tree import Node, strongest
+from mspcaps.explanation.tree import Node
 from mspcaps.pages import signed
 
 ROWS, TWIGS = 4, 3  # coarse patches drawn, and patches of each middle capsule
 TOP, GAP = 64, 26
+DECISIVE = "that sets the coupling"  # of all fine capsules below a coarse one, its agreement is the one that counts
 COARSE, SMALL = 92, 52  # heights of the little images
 X_CLASS, X_COARSE, X_MIDDLE, X_MID, X_FINE = 0, 190, 478, 618, 842
 WIDTH, PILL = 1016, 136  # of the drawing, and of the class in it
@@ -42,9 +44,9 @@ class Drawer:
 
 
 def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> Markup:
-    """The coarse patches with the largest effects, and under each the patches that add most to its middle capsule."""
+    """The coarse patches that add most to the class, and under each those that add most to its middle capsule."""
     drawer = Drawer(size, scales)
-    chosen = strongest(root.children, ROWS)
+    chosen = root.children[:ROWS]  # what adds most comes first
     deep = chosen[0].children[0].kind == "middle"
     height = max(COARSE, TWIGS * (SMALL + 10) if deep else 0) + GAP
     total, middle = TOP + height * len(chosen), TOP + height * len(chosen) / 2
@@ -69,18 +71,19 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> M
     )
 
 
-def heads(root: Node, chosen: list[Node], deep: bool) -> str:
+def heads(root: Node, chosen: Sequence[Node], deep: bool) -> str:
     """Titles of the columns."""
-    some = "" if len(chosen) == len(root.children) else f"{len(chosen)} of {len(root.children)}"
-    columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", some)]
+    left = root.children[len(chosen) :]
+    rest = f"the other {len(left)} add {signed(sum(node.contribution or 0.0 for node in left))}" if left else ""
+    columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", rest)]
     if deep:
         (centre,) = chosen[0].children
-        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, by what they add"
-        columns.append((X_MIDDLE - 30, "middle capsule", "that agrees most"))
+        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, that add most"
+        columns.append((X_MIDDLE - 30, "middle capsule", DECISIVE))
         columns.append((X_MID, f"its patches, {extent(centre.children[0])}", best))
-        columns.append((X_FINE, f"fine patch, {extent(centre.children[0].children[0])}", "that agrees most"))
+        columns.append((X_FINE, f"fine patch, {extent(centre.children[0].children[0])}", DECISIVE))
     else:
-        columns.append((X_MIDDLE, f"fine patch, {extent(chosen[0].children[0])}", "that agrees most"))
+        columns.append((X_MIDDLE, f"fine patch, {extent(chosen[0].children[0])}", DECISIVE))
     return "".join(
         f'<text class="head" x="{x}" y="16">{escape(first)}</text><text class="tick" x="{x}" y="35">{second}</text>'
         for x, first, second in columns
@@ -96,16 +99,15 @@ def branch(drawer: Drawer, coarse: Node, y: float) -> str:
         f'<text class="tick" x="{X_MIDDLE}" y="{y + 40:.1f}" text-anchor="middle">'
         f"agrees {signed(centre.agreement)}</text>",
     ]
-    twigs = centre.children[:TWIGS]  # what adds most comes first; by effect every branch would have the same ones
+    twigs = centre.children[:TWIGS]
     for number, twig in enumerate(twigs):
         at = y + (number - (len(twigs) - 1) / 2) * (SMALL + 10)
         parts.append(edge(X_MIDDLE + 20, y, X_MID, at, twig))
         parts.append(drawer.little(twig, X_MID, at, SMALL))
         x = X_MID + drawer.width(SMALL) + 9
         parts.append(
-            f'<text class="value" x="{x:.1f}" y="{at - 13:.1f}">adds {signed(twig.contribution)}</text>'
-            f'<text class="tick" x="{x:.1f}" y="{at + 5:.1f}">coupling {twig.coupling:.2f}</text>'
-            f'<text class="tick" x="{x:.1f}" y="{at + 23:.1f}">effect {signed(twig.effect)}</text>'
+            f'<text class="value" x="{x:.1f}" y="{at - 4:.1f}">adds {signed(twig.contribution)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{at + 14:.1f}">coupling {twig.coupling:.2f}</text>'
         )
         (fine,) = twig.children
         parts.append(f'<line class="link" x1="{x + 100:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
@@ -136,14 +138,13 @@ def leaf(drawer: Drawer, coarse: Node, y: float) -> str:
 def facts(x: float, y: float, node: Node) -> str:
     """What a coarse patch has to do with the class."""
     return (
-        f'<text class="value" x="{x:.1f}" y="{y - 16:.1f}">effect {signed(node.effect)}</text>'
-        f'<text class="tick" x="{x:.1f}" y="{y + 5:.1f}">coupling {node.coupling:.2f}</text>'
-        f'<text class="tick" x="{x:.1f}" y="{y + 25:.1f}">adds {signed(node.contribution)}</text>'
+        f'<text class="value" x="{x:.1f}" y="{y - 5:.1f}">adds {signed(node.contribution)}</text>'
+        f'<text class="tick" x="{x:.1f}" y="{y + 15:.1f}">coupling {node.coupling:.2f}</text>'
     )
 
 
 def edge(x1: float, y1: float, x2: float, y2: float, node: Node) -> str:
-    """As thick as the coupling is strong; red where the vote speaks against the capsule."""
+    """As thick as the coupling is strong; its colour is the sign of what the vote adds, the number at its end."""
     bend, kind = (x1 + x2) / 2, "for" if (node.contribution or 0.0) >= 0 else "against"
     width = 1.5 + 14 * (node.coupling or 0.0)
     path = f"M{x1:.1f} {y1:.1f}C{bend:.1f} {y1:.1f} {bend:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from mspcaps.explanation.analysis import Explanation
-from mspcaps.explanation.drawing import couplings_drawing, definitions, heat_drawing, ink, kind_of, parts_drawing
+from mspcaps.explanation.drawing import (
+    colour_key,
+    couplings_drawing,
+    definitions,
+    heat_drawing,
+    ink,
+    kind_of,
+    parts_drawing,
+)
 from mspcaps.explanation.tree_drawing import tree_drawing
 from mspcaps.pages import Bar, render
 
@@ -41,6 +49,7 @@ class View:
     left_out: int  # classes without a bar
     cells: dict[str, int]  # coarse, mid, fine: how many pixels a patch is wide
     finest: int  # pixels
+    colours: Markup  # the key of the heat maps
     full_colour: float  # the effect on a patch of the finest scale that is drawn in full colour
     voters: int  # capsules that vote for the classes; 0 without couplings
     equal_coupling: float  # of each if the routing made no difference
@@ -64,7 +73,7 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
     labels = choose_classes(found, image, label)
     ranking, presence = found.ranking[image].tolist(), found.presence[image].tolist()
     scales, size = found.scales, (found.images.shape[2], found.images.shape[3])
-    maps = {number: found.heat_map(number)[image].cpu() for number in labels}
+    maps = {number: found.drawn_map(number)[image].cpu() for number in labels}
     top = max(float(heat.abs().max()) for heat in maps.values())  # both maps have one scale
 
     state = found.routing[-1] if found.routing else None
@@ -75,7 +84,7 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
             label=number,
             name=name,
             presence=presence[number],
-            total=float(heat.sum()),
+            total=float(found.heat_map(number)[image].sum()),
             evidence=(float(found.evidence[image, number]), float(found.blank_evidence[number])),
             parts=parts_drawing(found.parts(image, number), size, len(scales)),
             heat=heat_drawing(heat, top, f"Heat map of {name}"),
@@ -97,6 +106,7 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
         left_out=len(ranking) - len(listed),
         cells={kind_of(i, len(scales)): scales[i].cell for i in reversed(range(len(scales)))},
         finest=scales[0].cell,
+        colours=colour_key(),
         full_colour=ink(top, size[0] * size[1]) * scales[0].cell ** 2,
         voters=len(state.couplings) if state else 0,
         equal_coupling=1 / state.couplings.shape[state.axis] if state else 0.0,

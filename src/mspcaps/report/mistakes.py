@@ -19,7 +19,7 @@ SECONDS = 5.0  # for all of them together; large images on a CPU would take minu
 
 @dataclass(frozen=True)
 class Maps:
-    """What speaks for the answer and what for the true class, on one scale, each over the dimmed picture."""
+    """What speaks for the answer and what for the true class, on one scale, each over the pale picture."""
 
     definitions: Markup
     answer: Markup
