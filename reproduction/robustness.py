@@ -28,11 +28,11 @@ NOTHING = "–"
 
 def read_attacks(results: Path) -> list[Robustness]:
     """Of every weights file the result on most images, those of the paper's figure first."""
-    best: dict[str, Robustness] = {}
+    best: dict[tuple[str, str], Robustness] = {}
     for found in list_robustness(results):
-        known = best.get(found.weights)
+        known = best.get((found.model, found.weights))
         if found.dataset == DATASET and (known is None or known.n < found.n):
-            best[found.weights] = found
+            best[found.model, found.weights] = found
     rank = {model: place for place, model in enumerate(IN_FIGURE)}
     return sorted(best.values(), key=lambda found: (rank.get(found.model, len(rank)), found.model, found.weights))
 

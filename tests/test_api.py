@@ -267,7 +267,8 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
     [
         (lambda: mspcaps.create_model(["mspcaps_t"]), "mspcaps_t"),  # type: ignore[arg-type]
         (lambda: mspcaps.create_model("mspcaps_t", num_classes=10**20), "100000000000000000000"),
-        (lambda: mspcaps.create_model("mspcaps_t", std=(1, 1, -1)), "-1|negative"),
+        (lambda: mspcaps.create_model("mspcaps_t", std=(1, 1, -1)), "-1"),
+        (lambda: mspcaps.create_model("mspcaps_t", std=[0, 0, 0]), r"std is \(0.0, 0.0, 0.0\)"),
         (lambda: mspcaps.create_model("mspcaps_t", 12), "12"),  # type: ignore[arg-type]
         (lambda: mspcaps.load_dataset("fashionmnist_sample", img_size=10**20), "100000000000000000000"),
         (lambda: mspcaps.load_model("."), "folder"),

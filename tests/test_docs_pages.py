@@ -3,6 +3,7 @@
 import contextlib
 import re
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPa
 
 
 def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
-    recipe, robust, sweep = blocks("toml", page("recipes.md"))
+    recipe, robust, sweep, grid = blocks("toml", page("recipes.md"))
     (tmp_path / "my.toml").write_text(recipe)
     mine = load_recipe(tmp_path / "my.toml")
     assert (mine.epochs, mine.run_name) == (30, "my-seed0")
@@ -78,6 +79,10 @@ def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
     assert [run.run_name for run in load_sweep(tmp_path / "sweep.toml")] == [
         "paper-seed0", "paper-seed1", "paper-seed2", "paper+balance=True+epochs=30-seed0"
     ]  # fmt: skip
+    (tmp_path / "grid.toml").write_text(grid)
+    points = load_sweep(tmp_path / "grid.toml")
+    assert len({run.run_name for run in points}) == len(points) == 20
+    assert {run.fold for run in points} == {1, 2, 3, 4, 5}
 
 
 def test_every_key_of_the_ledger_is_told(tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trainer.load_images
 
     def tenth(*args: Any) -> tuple[Any, ...]:
-        return tuple(images.subset(slice(len(images) // 10)) for images in whole(*args))
+        return tuple(images and images.subset(slice(len(images) // 10)) for images in whole(*args))
 
     monkeypatch.setattr(trainer, "load_images", tenth)
 
@@ -170,3 +175,12 @@ def test_the_attacks_and_objectives_that_the_page_names() -> None:
         )
     assert f"{METHODS['apgd'].steps} steps" in text and f"{METHODS['square'].steps:,} queries" in text
     assert f"a large eps ({LARGE:g})" in text
+
+
+def test_extras_are_called_alike_everywhere() -> None:
+    """In messages, README and docs, and as pyproject.toml calls them: what a message tells can be typed."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    told = re.findall(r"pip install '([^']+)\[([^\]']+)\]'", "\n".join(file.read_text("utf-8") for file in files))
+    assert {package for package, _ in told} == {"mspcaps"}
+    assert {extra for _, extra in told} - {"{extra}"} <= extras.keys() and len(told) > 8

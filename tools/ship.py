@@ -60,7 +60,7 @@ def ship(
     if original:
         reference, reference_of = evaluate(model, data, device=device, progress=progress).accuracy, "the same in fp32"
     else:
-        which = "best" if entry["recipe"]["validation"] else "last"
+        which = "best" if "validation" in entry["curve"] else "last"
         reference, reference_of = entry["accuracy"][which], f"the run itself, in {entry['precision']}"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as place:

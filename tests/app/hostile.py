@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "AVIF")
 PATHS = (
     "../../etc/passwd", "/etc/passwd", "..\\..\\windows\\win.ini", "file:///etc/passwd", "http://169.254.169.254/",
     "/dev/zero", "/proc/self/environ", "C:\\", "\\\\host\\share", "~/.ssh/id_rsa", "\0", "a" * 5000,
@@ -70,7 +70,7 @@ def wrong() -> Iterator[Upload]:
         "webp mark only": b"RIFF\x10\0\0\0WEBP", "json": b'{"path": "/etc/passwd"}', "spaces": b" " * 1000,
     }.items():  # fmt: skip
         yield Upload(name, data)
-    for kind in ("TIFF", "ICO", "PPM", "TGA", "PCX", "SGI"):
+    for kind in ("ICO", "TGA", "PCX", "SGI", "DDS"):
         yield Upload(f"a {kind}", save(noise(), kind))
     yield Upload("9 MB of nothing", bytes(9 << 20))
     yield Upload("BMP of 12 MB", save(Image.new("RGB", (2000, 2000)), "BMP"))

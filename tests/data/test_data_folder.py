@@ -2,8 +2,10 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -258,7 +260,11 @@ def test_the_folder_of_test_pictures_has_several_names(root: Path, name: str) ->
     with pytest.raises(MspcapsError, match=r"val\w* and val"):
         load_dataset(root, "test")
     _save(root / "test" / "cat" / "x.png", 0)
-    assert load_dataset(root, "test").labels.tolist() == [0], "the others are left alone then"
+    with pytest.raises(MspcapsError, match=r"val\w* and val"):
+        load_dataset(root, "test")
+    shutil.rmtree(root / other)
+    shutil.rmtree(root / name / "fox")
+    assert load_dataset(root, "test").labels.tolist() == [0] and load_dataset(root, "val").labels.tolist() == [1]
 
 
 def test_folders_that_may_not_be_read_say_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,3 +330,14 @@ def test_importing_is_light() -> None:
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_reading_in_threads_leaves_the_filters_of_warnings_alone(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(60):
+            Image.new("L", (8, 8), i).save(tmp_path / name / f"{i}.png")
+    before = warnings.filters[:]
+    for _ in range(3):
+        open_folder(tmp_path, "all").resident()
+    assert warnings.filters == before

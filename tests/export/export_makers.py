@@ -47,7 +47,7 @@ def without_torch(folder: Path, *command: str) -> subprocess.CompletedProcess[st
     )
 
 
-def draw(folder: Path, count: int = 12) -> Path:
+def draw(folder: Path, count: int = 16) -> Path:
     """Noise in colour, of odd sizes, a folder per class."""
     for number, name in enumerate(CLASSES):
         (folder / name).mkdir(parents=True)

@@ -36,11 +36,11 @@ def test_commands_run_as_written(tmp_path, monkeypatch, capsys):
     assert len(ran) == 6
     assert ran[0].startswith("model.onnx: mspcaps_t_scale16, 2 classes, images of 3 x 16 x 20, fp32, ")
     assert re.search(r"in fp32: \d\.\de-\d\d at batch 1, \d\.\de-\d\d at batch 3, \d\.\de-\d\d at batch 8\n", ran[0])
-    assert len(ran[1].splitlines()) == 12 and re.match(r"pictures/cat/00\.png: (cat|dog) \d\.\d{3}, ", ran[1])
+    assert len(ran[1].splitlines()) == 16 and re.match(r"pictures/cat/00\.png: (cat|dog) \d\.\d{3}, ", ran[1])
     assert (tmp_path / "small.onnx").stat().st_size < (tmp_path / "model.onnx").stat().st_size
-    told = r"for (\d+) of 4 test images of pictures \([\d.]+ %\); 16 of its training images set the ranges"
+    told = r"for (\d+) of 12 test images of pictures \([\d.]+ %\); 16 of its training images set the ranges"
     assert re.search(told, ran[3]) and ", int8, " in ran[3]
-    assert "4 images" in ran[4] and re.search(r"\naccuracy [\d.]+ % ", ran[4])
+    assert "12 images" in ran[4] and re.search(r"\naccuracy [\d.]+ % ", ran[4])
     check_script(tmp_path)
 
 

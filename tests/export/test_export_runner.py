@@ -92,7 +92,7 @@ def test_an_exported_file_knows_its_weights_and_keeps_no_path(tmp_path, monkeypa
         capsys.readouterr()
         assert main(["eval", *command]) == 0
         said.append(capsys.readouterr().out)
-    assert said[0].startswith(said[1]) and "pictures, test: 4 images" in said[1]
+    assert said[0].startswith(said[1]) and "pictures, test: 12 images" in said[1]
 
 
 def test_shipped_weights_are_measured_on_their_data(tmp_path, monkeypatch):

@@ -60,8 +60,10 @@ def test_figures_are_mean_and_deviation_over_seeds(ledger):
     row = cells(markdown(read_groups(ledger)), "mspcaps_t | paper")
     assert row[3] == f"{statistics.mean(last):.2f} ± {statistics.stdev(last):.2f}" == "88.40 ± 0.26"
     assert row[4] == f"{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f}" == "88.80 ± 0.10"
-    assert row[5:] == ["3", "344,320", "110 s, a GPU"]
-    assert cells(markdown(read_groups(ledger)), "mspcaps_t | own+lr=0.002")[2:6] == ["held-out", "90.00", "91.00", "1"]
+    assert row[5:] == ["test", "3", "344,320", "110 s, a GPU"]
+    assert cells(markdown(read_groups(ledger)), "mspcaps_t | own+lr=0.002")[2:7] == [
+        "held-out", "90.00", "91.00", "held-out", "1",
+    ]  # fmt: skip
 
 
 def test_repeats_of_a_seed_are_averaged_and_n_counts_seeds(ledger):
@@ -223,3 +225,20 @@ def test_the_first_epochs_do_not_stretch_the_picture_of_the_accuracy():
     """Eight in a hundred: of 50 epochs the first four. The rest, 74.5 to 86.5, is shown between 70 and 90."""
     chart = accuracy_chart([[10.0] * 4 + [74.5] + [86.5] * 45], "x")
     assert re.findall(r'text-anchor="end">([\d.]+)<', chart) == ["70", "75", "80", "85", "90"]
+
+
+def test_of_a_cross_validation_n_counts_folds(tmp_path):
+    """Four of five folds, one of them with a second seed, which is averaged with the first."""
+    for fold, seed, last in ((1, 0, 80.0), (2, 0, 84.0), (3, 0, 82.0), (3, 1, 86.0), (4, 0, 78.0)):
+        made = entry(T, [70.0, last], seed)
+        made["recipe"] |= {"name": "paper+folds=5", "folds": 5, "fold": fold}
+        enter(tmp_path, made, f"cifar10/mspcaps_t/paper+folds=5-fold{fold}-seed{seed}.json")
+    enter(tmp_path, entry(T, [70.0, 99.0]))
+    folded = next(group for group in read_groups(tmp_path) if group.folds)
+    values = [80.0, 84.0, 84.0, 78.0]
+    assert (folded.last.mean, folded.last.n) == (statistics.mean(values), 4)
+    assert folded.last.deviation == pytest.approx(statistics.stdev(values))
+    text = markdown(read_groups(tmp_path))
+    row = cells(text, "mspcaps_t | paper+folds=5")
+    assert row[2:4] == ["held-out", f"81.50 ± {statistics.stdev(values):.2f}"] and row[6] == "4 of 5 folds"
+    assert "| 1, fold 3 | 86.00 |" in text

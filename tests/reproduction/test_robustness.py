@@ -8,6 +8,7 @@ import numpy as np
 from mspcaps.evaluation.robustness import Caution, Curve, Point, Robustness, result_path, write_robustness
 from reproduction.pages import render
 from reproduction.robustness import read_attacks, values_of
+from reproduction.studies import attacks
 
 N = 10_000
 
@@ -78,3 +79,20 @@ def test_strong_attacks(tmp_path):
     assert "| MSPCaps-T | 10,000 | Square, 1000 steps | 90.00 | 50.00 | 50.00 | – | – |" in table
     assert "| MSPCaps-T | 10,000 | **all of them** | 90.00 | 10.00 | 0.00 | 20.00 | 10.00 |" in table
     assert len(table) == 5 and [found.n for found in read_attacks(tmp_path)] == [N]
+
+
+def test_the_study_attacks_what_is_missing(tmp_path):
+    """The paper's figure first; capsule objectives not for ResNets; what is stored is not measured again."""
+    models = {"mspcaps_t": "", "capsnet": "", "resnet20": ""}
+    wanted = attacks.pieces(models)
+    figure = [piece for piece in wanted if piece[2] == attacks.GRID]
+    assert wanted[: len(figure)] == figure and {model for model, *_ in figure} == {"mspcaps_t", "capsnet"}
+    assert {text for model, text, _ in wanted if model == "resnet20"} == {
+        "apgd-100", "square-1000", "apgd-100:targeted_dlr"
+    }  # fmt: skip
+    assert {eps for _, text, budgets in wanted if text == "apgd-100" for eps in budgets} == {*attacks.BUDGETS}
+    stored(tmp_path, "mspcaps_t", Curve("bim", "margin", 10, 1, 0.25, points(60, 50, eps=(0.01, 0.02))))
+    (known,) = read_attacks(tmp_path)
+    assert attacks.is_done(known, "bim-10:margin", (0.01, 0.02))
+    assert not attacks.is_done(known, "bim-10:margin", (0.01, 0.03)) and not attacks.is_done(None, "fgsm", (0.01,))
+    assert not attacks.is_done(known, "bim-20:margin", (0.01,)) and not attacks.is_done(known, "bim-10:cw", (0.01,))

@@ -22,7 +22,7 @@ from mspcaps.training.adversary import RobustLoss, as_logits, hashed_start
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import compiler_works
 from mspcaps.training.evaluator import RobustEvaluator
-from mspcaps.training.images import hold_out, load_images
+from mspcaps.training.images import load_images
 from mspcaps.training.loader import Loader, take_batch
 from mspcaps.training.recipe import Adversary, recipe_folder, stored_recipe
 from mspcaps.training.step import Step, make_step
@@ -205,7 +205,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tiny_npz: Path, tmp_path: Path) -
 def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, validation=20, adversary=Adversary(eps=16.0))
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
-    validator = trainer.validator
+    validator = trainer.attacked
     assert isinstance(validator, RobustEvaluator)
     assert [len(images) for images, _ in validator.batches] == [16, 16], "the last batch is filled up"
     data, right = validator.data, 0
@@ -230,7 +230,7 @@ def test_adversarial_training_makes_robust(tmp_path: Path, kind: Any) -> None:
     hard = Adversary(kind=kind, eps=16.0, step_size=8.0, steps=4, beta=4.0)
     robust = train(base.replace(adversary=hard), device="cpu", out=tmp_path, results=tmp_path, progress=False)
     plain = train(base.replace(adversary=None), device="cpu", out=tmp_path, results=tmp_path, progress=False)
-    _, held = hold_out(base, load_images(base, CPU)[0], "validation")
+    _, held, _ = load_images(base, CPU)
     measured = [
         RobustEvaluator(frozen_twin(run.model), held, CPU, "eager", None, hard, 64).accuracy()
         for run in (robust, plain)

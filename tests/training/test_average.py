@@ -17,6 +17,7 @@ from mspcaps.models import create_model, load_model
 from mspcaps.training import Epoch, Recipe, Trainer, ledger, train
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.images import count_custom_images, load_images
+from mspcaps.training.result import BEST, LAST
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ def test_the_average_is_that_of_a_plain_loop(tiny_npz: Path, tmp_path: Path) -> 
         torch.testing.assert_close(saved[name], average[name], rtol=1e-4, atol=1e-6)
     moved = [n for n in average if not torch.allclose(saved[n], states[-1][n], rtol=1e-3, atol=1e-5)]
     assert any("running_mean" in n for n in moved) and any(n.endswith("weight") for n in moved)
-    _, test = load_images(recipe, CPU)
+    *_, test = load_images(recipe, CPU)
     for model in (load_model(result.weights), result.model):
         assert evaluate(model, test, device="cpu").accuracy == pytest.approx(result.history[-1].accuracy)
 
@@ -88,27 +89,28 @@ def test_the_epoch_best_on_the_validation_images_is_reported(
     """Not the one best on the test images, and not the last."""
     recipe = recipe_for(tiny_npz, validation=24)
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
-    assert trainer.validator is not None and trainer.loader.n == 72 and len(trainer.validator.data) == 24
-    tests, scores, states = iter([10.0, 20.0, 30.0]), iter([50.0, 75.0, 75.0]), []
-    monkeypatch.setattr(trainer.evaluator, "accuracy", lambda: next(tests))
+    assert trainer.watched == "validation" and trainer.loader.n == 72 and len(trainer.evaluator.data) == 24
+    scores, states = iter([50.0, 75.0, 75.0]), []
 
     def score() -> float:
         states.append({name: tensor.clone() for name, tensor in trainer.weights().items()})
         return next(scores)
 
-    monkeypatch.setattr(trainer.validator, "accuracy", score)
+    monkeypatch.setattr(trainer.evaluator, "accuracy", score)
     result = trainer.run()
     assert result is not None and result.weights.name == "best.safetensors"
     for tensors in (load_file(result.weights), result.model.state_dict()):
         assert all(torch.equal(tensors[name], tensor) for name, tensor in states[1].items())
-    assert result.run.accuracy == ledger.Accuracy(30.0, 20.0, 2)
+    *_, test = load_images(recipe, CPU)
+    last, best = (evaluate(load_model(result.folder / name), test, device="cpu").accuracy for name in (LAST, BEST))
+    assert result.run.accuracy == ledger.Accuracy(last, best, 2, "validation")
     assert result.run.curve["validation"] == [50.0, 75.0, 75.0]
     entry = ledger.entry_path(tmp_path, recipe)
     assert ledger.read_run(entry) == result.run
     again = train(recipe, device="cpu", out=tmp_path, results=tmp_path, progress=False)
     assert again.weights == result.weights and [row.score for row in again.history] == [50.0, 75.0, 75.0]
     written = json.loads(entry.read_text())
-    written["accuracy"]["best"] = 30.0  # the best on the test images, which nobody chose
+    written["accuracy"]["best_epoch"] = 3
     entry.write_text(json.dumps(written))
     with pytest.raises(MspcapsError, match="does not match its curve"):
         ledger.read_run(entry)
@@ -117,10 +119,9 @@ def test_the_epoch_best_on_the_validation_images_is_reported(
 def test_validation_images_are_neither_trained_nor_measured_on(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, validation=20, held_out=10)
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
-    assert trainer.validator is not None
-    parts = [trainer.loader.images, trainer.validator.data.images, trainer.evaluator.data.images]  # type: ignore[union-attr]
+    parts = [trainer.loader.images, trainer.evaluator.data.images, trainer.test.images]  # type: ignore[union-attr]
     assert [len(part) for part in parts] == [66, 20, 10] and count_custom_images(recipe) == 66
-    whole, _ = load_images(recipe_for(tiny_npz), CPU)
+    whole, *_ = load_images(recipe_for(tiny_npz), CPU)
     pixels = sorted(tuple(image.flatten().tolist()) for part in parts for image in part)
     assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)  # type: ignore[union-attr]
     with pytest.raises(MspcapsError, match="validation is 5000, but must lie between 1 and 95"):

@@ -8,6 +8,7 @@ from PIL import Image
 from test_trainer import CPU, recipe_for
 
 from mspcaps.data import Augmentation, ImageSet
+from mspcaps.models.layers import LEAST_STD
 from mspcaps.training import images
 from mspcaps.training.images import count_custom_images, load_images, normalization
 from mspcaps.training.trainer import build_model
@@ -21,13 +22,13 @@ def test_own_images_are_moved_by_an_eighth_of_their_shorter_side() -> None:
 @pytest.mark.parametrize("held_out", [0, 20])
 def test_own_images_are_counted_as_they_are_trained_on(held_out: int, tiny_npz: Path) -> None:
     recipe = recipe_for(tiny_npz, held_out=held_out)
-    train, _ = load_images(recipe, CPU)
+    train, *_ = load_images(recipe, CPU)
     assert count_custom_images(recipe) == len(train) == 96 - held_out
 
 
 def test_building_a_model_leaves_the_random_numbers_of_others_alone(tiny_npz: Path) -> None:
     recipe = recipe_for(tiny_npz, model="mspcaps_t_scale16")
-    train, _ = load_images(recipe, CPU)
+    train, *_ = load_images(recipe, CPU)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         expected = torch.rand(3)
@@ -54,5 +55,13 @@ def test_test_pictures_come_in_the_colours_of_the_training_pictures(
         for name in ("a", "b"):
             (tmp_path / split / name).mkdir(parents=True)
             Image.effect_noise((16, 16), 50).convert(mode).save(tmp_path / split / name / "0.png")
-    train, test = load_images(recipe_for(tmp_path), CPU)
+    train, _, test = load_images(recipe_for(tmp_path), CPU)
     assert train[0][0].shape == test[0][0].shape == (channels, 16, 16)
+
+
+def test_images_that_are_all_alike_can_be_trained_on() -> None:
+    """The deviation of nothing is not divided by."""
+    black = ImageSet(torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2, ("a", "b"), "own")
+    recipe = recipe_for(Path("own"), model="mspcaps_t_scale16")
+    _, std = normalization(recipe, black)
+    assert std == (LEAST_STD,) and build_model(recipe, black).config["std"] == pytest.approx(std)

@@ -22,7 +22,7 @@ def at(epoch: int, steps_done: int, loss_sum: float = 0.0, rows: int = 0, rank: 
     return SimpleNamespace(
         recipe=Recipe(epochs=3, batch_size=32), loader=SimpleNamespace(steps=10), world=World(rank=rank),
         step=SimpleNamespace(loss_sum=torch.tensor(loss_sum)), epoch=epoch, steps_done=steps_done, history=ROWS[:rows],
-        folder=Path("runs/it"),
+        folder=Path("runs/it"), watched="test", ended=epoch == 3,
     )  # fmt: skip
 
 
@@ -45,13 +45,13 @@ def test_a_line_tells_epoch_loss_and_accuracy() -> None:
 
 def test_a_line_tells_robust_accuracy() -> None:
     file, trainer = io.StringIO(), at(3, 0)
-    trainer.history = [Epoch(3, 0.1, 0.2, 70.0, validation=41.5)]
+    trainer.watched, trainer.history = "validation", [Epoch(3, 0.1, 0.2, 70.0, validation=41.5)]
     with Progress("images", every=0.0, file=file) as progress:
         ShowProgress(progress)(trainer)
         trainer.recipe = trainer.recipe.replace(adversary=Adversary(), validation=9)
         ShowProgress(progress)(trainer)
-    ends = [line.split("  ")[-2:] for line in file.getvalue().splitlines()]
-    assert ends == [["test accuracy 70.00 %", f"{word} 41.50 %"] for word in ("validation", "robust")]
+    ends = [line.split("  ")[-1] for line in file.getvalue().splitlines()]
+    assert ends == ["validation accuracy 70.00 %", "robust 41.50 %"]
 
 
 def test_every_epoch_is_told_once_and_only_those_of_this_sitting() -> None:

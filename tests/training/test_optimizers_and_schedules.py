@@ -146,6 +146,16 @@ def torch_rates(recipe: Recipe, later: Any) -> list[float]:
     return rates
 
 
+@pytest.mark.parametrize(("epochs", "warmup"), [(300, 5), (50, 5), (49, 4), (30, 3), (10, 1), (9, 0), (3, 0), (1, 0)])
+def test_a_warm_up_that_nobody_chose_is_at_most_a_tenth_of_the_run(epochs: int, warmup: int) -> None:
+    recipe = Recipe(epochs=epochs, lr=0.1, min_lr=0.0)
+    rates = learning_rates(recipe)
+    assert recipe.resolve().warmup_epochs == warmup and max(rates) == rates[warmup] == 0.1
+    assert all(rate < 0.1 for rate in rates[:warmup])
+    assert rates == learning_rates(recipe.resolve()) == learning_rates(Recipe(**vars(recipe.resolve())))
+    assert Recipe(epochs=epochs, warmup_epochs=5).resolve().warmup_epochs == 5
+
+
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_learning_rates_equal_torchs_schedulers(warmup: int) -> None:
     common: dict[str, Any] = {"epochs": 40, "warmup_epochs": warmup, "lr": 0.1, "min_lr": 1e-9}

@@ -11,7 +11,8 @@ import torch
 from mspcaps.data import CATALOG, Augmentation, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import list_models
-from mspcaps.training.device import choose_device
+from mspcaps.training.device import choose_device, choose_engine, working_precision
+from mspcaps.training.ledger import device_name
 from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, recipe_folder, stored_recipe
 from mspcaps.training.sweep import load_sweep
 
@@ -22,7 +23,10 @@ def test_paper_recipes_are_the_papers(name: str) -> None:
     assert recipe.model in list_models() and recipe.data in CATALOG
     assert name == f"paper/{recipe.data}/{recipe.model}"
     assert recipe.augment == facts(recipe.data).augment
-    assert recipe == Recipe(name="paper", model=recipe.model, data=recipe.data, img_size=32, augment=recipe.augment)
+    assert (
+        recipe
+        == Recipe(name="paper", model=recipe.model, data=recipe.data, img_size=32, augment=recipe.augment).resolve()
+    )
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe() -> None:
@@ -231,10 +235,22 @@ def test_names_stay_short_and_say_whose_data_it_is() -> None:
     assert Recipe(data="a/pics.npz").dataset == "pics"
 
 
-@pytest.mark.parametrize("name", ["mps", "meta", "gpu"])
+@pytest.mark.parametrize("name", ["meta", "gpu"])
 def test_devices_that_are_not_known(name: str) -> None:
-    with pytest.raises(MspcapsError, match=f"there is no device '{name}': use cpu or cuda"):
+    with pytest.raises(MspcapsError, match=f"there is no device '{name}': use cpu, cuda or mps"):
         choose_device(name)
+
+
+def test_apple_gpus_are_taken_where_pytorch_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for built, why in ((True, "finds no Apple GPU"), (False, "build without")):
+        monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+        monkeypatch.setattr("torch.backends.mps.is_built", lambda built=built: built)
+        with pytest.raises(MspcapsError, match=f"'mps', since this PyTorch .*{why}"):
+            choose_device("mps")
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    device = choose_device("mps")
+    assert device.type == "mps" and choose_engine(None, device, 1, 10**9) == "eager"
+    assert working_precision(device) is None and device_name(device).endswith("GPU")
 
 
 def test_a_field_younger_than_a_file_had_its_default_and_a_retired_one_counts_if_it_says_something() -> None:
@@ -252,5 +268,6 @@ def test_a_field_younger_than_a_file_had_its_default_and_a_retired_one_counts_if
 def test_resolve_fills_in_what_the_data_set_says() -> None:
     assert Recipe(data="svhn").resolve().augment == facts("svhn").augment
     assert Recipe(data="svhn").resolve().img_size == 32 and Recipe(data="svhn", img_size=48).resolve().img_size == 48
-    assert Recipe(data="pictures").resolve() == Recipe(data="pictures"), "of these nothing is known yet"
+    own = Recipe(data="pictures", warmup_epochs=5)
+    assert own.resolve() == own, "of these nothing is known yet"
     assert Recipe(data="svhn").resolve().name == "custom", "the recipe says the same as before"

@@ -19,7 +19,7 @@ def attack(
     attacks: Maybe[tuple[str, ...]] = None,
     restarts: int = 1,
     images: Maybe[int] = None,
-    split: Literal["train", "test", "all"] = "test",
+    split: Literal["train", "val", "test", "all"] = "test",
     seed: int = 0,
     surrogate: Maybe[str] = None,
     batch_size: Maybe[int] = None,
@@ -44,7 +44,7 @@ def attack(
         seed: Of the random starts.
         surrogate: Other weights: whether images made to fool them fool the model, too, where attacks on it fail.
         batch_size: Images per batch; default: 50 on a CPU, 2500 on a GPU.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         results: The result is written to robustness/attack-*.json in this folder, with a figure beside it.
     """
     from mspcaps.bench.result import environment

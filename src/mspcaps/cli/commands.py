@@ -34,7 +34,7 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
 
     Args:
         out: Folder for the result pages and the trained weights.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         train: Whether to train as well, which takes about a minute; evaluating the shipped weights takes seconds.
     """
     from mspcaps.quickstart import SHIPPED, shipped
@@ -131,7 +131,7 @@ def predict(
         weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
         paths: Picture files or folders of pictures.
         top: Number of classes to print.
-        device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
+        device: cpu, cuda or mps; default: the GPU if there is one. ONNX files run on the CPU.
     """
     check_paths(paths)
     return print_results(
@@ -177,7 +177,7 @@ def explain(
         paths: Picture files or folders of pictures.
         label: The class to explain; default: the predicted class, next to the runner-up.
         out: Folder for the pages, with a subfolder per model.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
     """
     from mspcaps.explanation.files import write_pages
     from mspcaps.models import load_model
@@ -248,7 +248,7 @@ def bench(
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
     from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_train, tables, write_result
@@ -323,7 +323,7 @@ def app(
         weights: Your own .safetensors files, listed before the shipped models.
         host: Address to listen on. The default is reachable from this computer only; there is no password.
         port: Port to listen on; by default the first free one from 7860 on.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
     """
     from mspcaps.app import ModelStore
     from mspcaps.app.layout import import_gradio

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def evaluate(
     weights: Annotated[Positional[list[str]], tyro.conf.arg(help_behavior_hint="")],
     data: Maybe[str] = None,
-    split: Literal["train", "test", "all"] = "test",
+    split: Literal["train", "val", "test", "all"] = "test",
     batch_size: int = 500,
     device: Maybe[str] = None,
     images: Maybe[int] = None,
@@ -44,7 +44,7 @@ def evaluate(
         data: Data set name, or path of a folder or .npz file; default: the data the (first) weights were trained on.
         split: Which split to use.
         batch_size: Images per batch.
-        device: cpu or cuda; default: the GPU if there is one. ONNX files run on the CPU.
+        device: cpu, cuda or mps; default: the GPU if there is one. ONNX files run on the CPU.
         images: Measure on this many images only, chosen at random but always the same; default: all.
         shifts: Measure the accuracy on changed images instead: rotation, shift, scale, shear, noise, blur, occlusion
             and contrast, each at five strengths.

@@ -74,7 +74,7 @@ def train(
     Args:
         recipe: A name shown by --list, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
         list: List the recipes and exit.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         engine: How training steps are executed; default: the fastest engine that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
@@ -146,7 +146,7 @@ def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
 
 
 def sweep(
-    file: Positional[Path],
+    file: Positional[str],
     budget: Maybe[str] = None,
     device: Maybe[str] = None,
     out: Path = Path("runs"),
@@ -155,9 +155,10 @@ def sweep(
     """Train the runs of a file that the ledger does not have yet, in order, side by side where that is faster.
 
     Args:
-        file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, and any recipe fields to change.
+        file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, folds and grid, and any recipe
+            fields to change; or the name of a sweep that comes with mspcaps, such as baselines.
         budget: Start no run that cannot finish within this time: 540s, 9m, 2h.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it.
     """

@@ -12,17 +12,22 @@ from mspcaps.data.sources import get, import_files
 from mspcaps.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from mspcaps.data.fingerprints import fingerprint
     from mspcaps.data.folder import FolderImages, open_folder
     from mspcaps.data.imageset import ImageSet
     from mspcaps.data.load import load_dataset
 
 __all__ = [
     "CATALOG", "Augmentation", "Facts", "FolderImages", "ImageSet", "Status", "cache_path", "cache_root", "facts",
-    "find_pictures", "get", "import_files", "is_cached", "list_datasets", "load_dataset", "open_folder", "provenance",
-    "read_header", "read_picture", "verify",
+    "find_pictures", "fingerprint", "get", "import_files", "is_cached", "list_datasets", "load_dataset", "open_folder",
+    "provenance", "read_header", "read_picture", "verify",
 ]  # fmt: skip
 
 # These need torch, the rest does not.
 __getattr__ = lazy_attributes(
-    __name__, {"FolderImages": "folder", "ImageSet": "imageset", "load_dataset": "load", "open_folder": "folder"}
-)
+    __name__,
+    {
+        "FolderImages": "folder", "ImageSet": "imageset", "fingerprint": "fingerprints", "load_dataset": "load",
+        "open_folder": "folder",
+    },
+)  # fmt: skip

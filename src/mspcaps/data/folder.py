@@ -1,7 +1,8 @@
-"""A folder of pictures as a data set: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/* without a split.
+"""A folder of pictures as a data set: ROOT/train/CLASS/*, ROOT/val/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/*.
 
-The test folder may also be called val, valid or validation. Without a split, about one fifth of each class is held
-out: the pictures whose path below the class folder has a small sha256. The same files are split alike on every machine.
+The val folder may also be called valid or validation; without a test folder it is what is tested on. Without a split,
+about one fifth of each class is held out: the pictures whose path below the class folder has a small sha256. The same
+files are split alike on every machine.
 """
 
 import contextlib
@@ -81,6 +82,10 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     def estimated_bytes(self) -> int:
         """What the images would take in memory."""
         return len(self) * self.channels * math.prod(self.size)
+
+    def subset(self, index: Tensor) -> "FolderImages":
+        chosen = index.tolist()
+        return replace(self, paths=tuple(self.paths[i] for i in chosen), labels=tuple(self.labels[i] for i in chosen))
 
     def resident(self, progress: ProgressFn = no_progress) -> ImageSet:
         """Read everything into memory."""
@@ -163,25 +168,33 @@ def throttled(log: Callable[[str], None], seconds: float = 5.0) -> ProgressFn:
 
 
 def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None) -> FolderImages:
-    """List the pictures of a folder with one subfolder per class; `split` is train, test or all.
+    """List the pictures of a folder with one subfolder per class; `split` is train, val, test or all.
 
     Without `img_size` the common size of the training pictures is used; if they differ or exceed 64 pixels, a square
     with the median of their shorter sides, at most 64. Pictures are read as grey only if all those sampled are grey.
     """
     skipped: Skipped = Counter()
-    train, test, classes = _listing(root, skipped)
-    chosen = {"train": train, "test": test, "all": train + test}[split]
+    train, validation, test, classes = list_pictures(root, skipped)
+    chosen = {"train": train, "val": validation, "test": test, "all": train + validation + test}[split]
     if not chosen:
-        missing = (
-            f"there is no folder {root / 'test'} (or {', '.join(TEST_FOLDERS[1:])})"
-            if (root / "train").is_dir()
-            else "each class needs at least two"
-        )
-        raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {missing}")
+        raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {_what_is_missing(root, split)}")
     size, channels = _common_size_and_channels([path for path, _ in train or test])
     paths, labels = zip(*chosen, strict=True)
     notes = _notes(root, split, labels, classes, skipped)
     return FolderImages(paths, labels, classes, root.name, img_size or size, channels, notes)
+
+
+def has_validation_folder(root: Path) -> bool:
+    """Whether a folder has validation pictures of its own, beside those to test on."""
+    return (root / "train").is_dir() and (root / TEST).is_dir() and any((root / name).is_dir() for name in VALIDATION)
+
+
+def _what_is_missing(root: Path, split: str) -> str:
+    if split == "val":
+        return f"it needs the folders train, test and one called {', '.join(VALIDATION[:-1])} or {VALIDATION[-1]}"
+    if (root / "train").is_dir():
+        return f"there is no folder {root / TEST} (or {', '.join(VALIDATION)})"
+    return "each class needs at least two"
 
 
 def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str], skipped: Skipped) -> tuple[str, ...]:
@@ -189,7 +202,7 @@ def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str]
     notes = []
     if skipped:
         notes.append(f"{root} also holds {describe_skipped(skipped)}")
-    parts = [place for name in ("train", *TEST_FOLDERS) if (place := root / name).is_dir()] or [root]
+    parts = [place for name in SPLIT_FOLDERS if (place := root / name).is_dir()] or [root]
     stray = [
         entry.path
         for place in parts
@@ -228,23 +241,19 @@ def iterate_batches(loader: Iterable[T]) -> Iterator[T]:
 
 
 Entry = tuple[str, int]
-TEST_FOLDERS = ("test", "val", "valid", "validation")
+TEST, VALIDATION = "test", ("val", "valid", "validation")
+SPLIT_FOLDERS = ("train", TEST, *VALIDATION)
 
 
-def _listing(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry], tuple[str, ...]]:
-    """Training pictures, test pictures and class names of a folder."""
+def list_pictures(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry], list[Entry], tuple[str, ...]]:
+    """Training, validation and test pictures and class names of a folder."""
     if not root.is_dir():
         raise MspcapsError(f"{root} is not a folder")
     if (root / "train").is_dir():
         classes = _class_folders(root / "train", root)
         train = _pictures(root / "train", classes, classes, skipped)
-        place = _test_folder(root)
-        if place is None:
-            return train, [], classes
-        names = _class_folders(place, root)
-        if unknown := sorted(set(names) - set(classes)):
-            raise MspcapsError(f"{place / unknown[0]} is a class that {root / 'train'} does not have")
-        return train, _pictures(place, names, classes, skipped), classes
+        validation, test = (_measured_pictures(root, place, classes, skipped) for place in _measured_folders(root))
+        return train, validation, test, classes
     classes = _class_folders(root, root)
     train, test = [], []
     for name in classes:
@@ -252,15 +261,28 @@ def _listing(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry], tu
         kept, held_out = split_by_hash([Path(path).relative_to(root / name).as_posix() for path, _ in entries])
         train += [entries[i] for i in kept]
         test += [entries[i] for i in held_out]
-    return train, test, classes
+    return train, [], test, classes
 
 
-def _test_folder(root: Path) -> Path | None:
-    """The test folder, or the one with a name for validation."""
-    names = [name for name in TEST_FOLDERS if (root / name).is_dir()]
-    if len(names) > 1 and names[0] != "test":
-        raise MspcapsError(f"{root} has both {names[0]} and {names[1]}: rename the one to test on to 'test'")
-    return root / names[0] if names else None
+def _measured_folders(root: Path) -> tuple[Path | None, Path | None]:
+    """Those with the pictures to choose the epoch on and to test on; a single one is for testing."""
+    names = [name for name in VALIDATION if (root / name).is_dir()]
+    if len(names) > 1:
+        raise MspcapsError(
+            f"{root} has both {names[0]} and {names[1]}: rename the one to test on to 'test', or remove one"
+        )
+    validation = root / names[0] if names else None
+    return (validation, root / TEST) if (root / TEST).is_dir() else (None, validation)
+
+
+def _measured_pictures(root: Path, place: Path | None, classes: Sequence[str], skipped: Skipped) -> list[Entry]:
+    """Of classes that are trained on, not necessarily all."""
+    if place is None:
+        return []
+    names = _class_folders(place, root)
+    if unknown := sorted(set(names) - set(classes)):
+        raise MspcapsError(f"{place / unknown[0]} is a class that {root / 'train'} does not have")
+    return _pictures(place, names, classes, skipped)
 
 
 def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:

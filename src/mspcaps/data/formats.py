@@ -157,6 +157,15 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.nda
     return arrays
 
 
+def npz_names(path: Path) -> set[str]:
+    """The names of the arrays of an .npz; none of what is no such file: whoever reads it says why."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {*archive.files}
+    except (*_BROKEN, AttributeError, TypeError):
+        return set()
+
+
 def has_manifest(folder: Path) -> bool:
     """Whether it is a folder of packed parts."""
     try:

@@ -24,6 +24,17 @@ def to_float(images: Tensor) -> Tensor:
     return images
 
 
+def fold_numbers(labels: Tensor, folds: int) -> Tensor:
+    """labels [N] -> [N] from 1 to folds. The folds have equally many images, also of every class, to within one. Which
+    ones is random but always the same."""
+    labels = labels.cpu()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    order = order[labels[order].argsort(stable=True)]  # class after class, at random within each
+    numbers = torch.empty_like(order)
+    numbers[order] = torch.arange(len(labels)) % folds + 1
+    return numbers
+
+
 @dataclass(frozen=True)
 class ImageSet(Dataset[tuple[Tensor, int]]):
     """images uint8 [N, C, H, W], labels int64 [N], classes: one name per label."""

@@ -9,13 +9,14 @@ import torch
 
 from mspcaps.data.cache import read_cached
 from mspcaps.data.catalog import CATALOG, facts
-from mspcaps.data.folder import HELD_OUT, open_folder
-from mspcaps.data.formats import check_labels, has_manifest, read_npz, read_packed, to_nchw
+from mspcaps.data.folder import HELD_OUT, has_validation_folder, is_picture_folder, open_folder
+from mspcaps.data.formats import check_labels, has_manifest, npz_names, read_json, read_npz, read_packed, to_nchw
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.files import ProgressFn, no_progress
 
-SPLITS = ("train", "test", "all")
+PARTS = ("train", "val", "test")
+SPLITS = (*PARTS, "all")
 MAX_SIDE = 1 << 16  # pixels
 
 
@@ -26,7 +27,7 @@ def load_dataset(
     progress: ProgressFn = no_progress,
     skip_broken: bool = False,
 ) -> ImageSet:
-    """Load a split (train, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
+    """Load a split (train, val, test or all) into memory: images uint8 [N, C, H, W], labels int64 [N].
 
     A data set of the catalog is read from the cache and resized to 32 x 32, as in its recipes, unless `img_size` is
     given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without
@@ -40,6 +41,8 @@ def load_dataset(
     size = _as_size(img_size)
     if isinstance(name_or_path, str) and name_or_path in CATALOG:
         entry = facts(name_or_path)
+        if split == "val":
+            raise MspcapsError(f"{entry.name} has no split val: `validation` of a recipe holds out training images")
         data = _from_arrays(read_cached(entry.name, split), split, entry.classes, entry.name)
         return data.resized(size or entry.img_size)
     path = Path(name_or_path).expanduser()
@@ -59,9 +62,26 @@ def load_dataset(
     return data.resized(size) if size else data
 
 
+def has_validation(name_or_path: str | Path) -> bool:
+    """Whether a data set has validation images of its own, beside those to test on."""
+    path = Path(name_or_path).expanduser()
+    if str(name_or_path) in CATALOG or not path.exists():
+        return False
+    if is_picture_folder(path):
+        return has_validation_folder(path)
+    if path.is_file():
+        return {"x_val", "x_test"} <= npz_names(path)
+    manifest = read_json(path / "manifest.json")
+    splits = manifest.get("splits") if isinstance(manifest, dict) else None
+    return isinstance(splits, dict) and {"val", "test"} <= splits.keys()
+
+
 def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:
-    """x_*, y_* -> one split. Without class names the labels of all splits number the classes."""
-    parts = [part for part in ("train", "test") if split in (part, "all") and f"x_{part}" in arrays]
+    """x_*, y_* -> one split. Without class names the labels of all splits number the classes; validation images alone
+    are what is tested on."""
+    if "x_test" not in arrays:
+        arrays = {{"x_val": "x_test", "y_val": "y_test"}.get(key, key): array for key, array in arrays.items()}
+    parts = [part for part in PARTS if split in (part, "all") and f"x_{part}" in arrays]
     if not parts or any(f"y_{part}" not in arrays for part in parts):
         raise MspcapsError(
             f"{name} needs the arrays x_{split} and y_{split}; it holds {', '.join(sorted(arrays)) or 'none'}"
@@ -70,8 +90,11 @@ def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, 
     labels = [
         check_labels(arrays[f"y_{part}"], len(x), f"{name} y_{part}") for part, x in zip(parts, images, strict=True)
     ]
-    if len({x.shape[1:] for x in images}) > 1:
-        raise MspcapsError(f"{name}: x_train and x_test have different shapes {images[0].shape} and {images[1].shape}")
+    if odd := [place for place, x in enumerate(images) if x.shape[1:] != images[0].shape[1:]]:
+        raise MspcapsError(
+            f"{name}: x_{parts[0]} and x_{parts[odd[0]]} have different shapes {images[0].shape} and "
+            f"{images[odd[0]].shape}"
+        )
     if classes is None:
         classes = _numbers(arrays, name)
     x, y = (stack[0] if len(stack) == 1 else np.concatenate(stack) for stack in (images, labels))
@@ -82,14 +105,15 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
     """Classes that have no names: "0", "1", ..."""
     labels = {
         part: np.unique(check_labels(arrays[f"y_{part}"], arrays[f"y_{part}"].size, f"{name} y_{part}")).tolist()
-        for part in ("train", "test")
+        for part in PARTS
         if f"y_{part}" in arrays
     }
     top = max((values[-1] for values in labels.values() if values), default=0)
     train = labels.get("train")
     if train:  # test labels alone need not show every class: the model that is tested knows them all
-        if unknown := sorted(set(labels.get("test", [])) - set(train)):
-            raise MspcapsError(f"{name}: y_test has the label {unknown[0]}, which y_train does not have")
+        for part in labels:
+            if unknown := sorted(set(labels[part]) - set(train)):
+                raise MspcapsError(f"{name}: y_{part} has the label {unknown[0]}, which y_train does not have")
         if gaps := sorted(set(range(top)) - set(train)):
             raise MspcapsError(
                 f"{name}: labels run up to {top}, but no training image has the label {gaps[0]}: number the classes "
@@ -99,7 +123,8 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
 
 
 def _from_npz(path: Path, split: str) -> ImageSet:
-    """x_train, y_train, x_test, y_test; or images, labels (every fifth of a class is held out); optionally classes."""
+    """x_train, y_train, x_test, y_test and optionally x_val, y_val; or images, labels (every fifth of a class is held
+    out); optionally classes."""
     arrays = read_npz(path)
     names = arrays.get("classes")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):

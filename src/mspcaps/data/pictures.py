@@ -3,8 +3,10 @@
 Nothing here imports torch: an exported model classifies pictures with numpy and onnxruntime alone.
 """
 
+import logging
 import os
 import struct
+import threading
 import warnings
 import zlib
 from collections import Counter
@@ -32,9 +34,16 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF tag and values
 # what Pillow raises on damaged pictures: collected by feeding it tens of thousands of them
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError),
+    RuntimeError,  # AVIF
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 
+
+# What is wrong with a file is told in our own sentence, not by Pillow on stderr.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+# The filters of warnings belong to all threads: two that put back what they found would leave those of the other.
+_one_at_a_time = threading.Lock()
 
 Skipped = Counter[str]  # suffix -> files that are no pictures
 
@@ -91,8 +100,8 @@ def open_picture(path: Path) -> Image.Image:
     if os.path.exists(path) and not os.path.isfile(path):  # unlike the methods of Path, these never raise
         raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # checked below, with a lower limit
+        with _one_at_a_time, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of bombs, for which the limit below is lower, and of damaged EXIF data
             picture = Image.open(path, formats=known_formats(path))
     except Image.DecompressionBombError as error:
         raise MspcapsError(f"{path} is refused: it claims more than {MAX_PIXELS} pixels") from error

@@ -62,12 +62,12 @@ def make_task(
         ) from error
     if not all(map(math.isfinite, (*means, *deviations))):
         raise MspcapsError(f"mean and std must be finite, not {means} and {deviations}")
-    if min(deviations, default=0) < 0:
-        raise MspcapsError(f"std is {deviations}, but a deviation cannot be negative")
     if len(means) != in_chans or len(deviations) != in_chans:
         raise MspcapsError(
             f"mean and std need one value per channel: got {len(means)} and {len(deviations)} for {in_chans}"
         )
+    if min(deviations) <= 0:  # training on images that are all alike measures a small one
+        raise MspcapsError(f"std is {deviations}, but the deviation of every channel must be above 0")
     return Task(num_classes, in_chans, size, means, deviations)
 
 

@@ -1,4 +1,4 @@
-"""The ledger read for people: runs that differ in nothing but the seed, and what they reached together."""
+"""The ledger read for people: runs that differ in nothing but seed or fold, and what they reached together."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one model, data set and recipe. Repeats of a seed are averaged with it, so n counts seeds."""
+    """Runs of one model, data set and recipe. Repeats of a seed are averaged with it, so n counts seeds; of a
+    cross-validation all runs of a fold are, so n counts folds."""
 
     runs: tuple[Run, ...]  # at least one
     repeats: tuple[Run, ...] = ()
@@ -39,12 +40,24 @@ class Group:
     def first(self) -> Run:
         return self.runs[0]
 
+    @property
+    def folds(self) -> int:
+        """Of a cross-validation; else 0."""
+        return int(self.first.recipe["folds"])
+
+    @property
+    def n(self) -> str:
+        """3 (seeds), or 5 folds, or 4 of 5 folds."""
+        n = self.last.n
+        return f"{n}{f' of {self.folds}' if n < self.folds else ''} folds" if self.folds else f"{n}"
+
     def seeds(self, which: str) -> list[float]:
-        """The accuracy of every seed after the "last" epoch or after the "best"."""
-        seeds: dict[int, list[float]] = {}
+        """The accuracy of every seed, or fold, after the "last" epoch or after the "best"."""
+        values: dict[int, list[float]] = {}
         for run in self.runs + self.repeats:
-            seeds.setdefault(run.seed, []).append(getattr(run.accuracy, which))
-        return [statistics.fmean(values) for values in seeds.values()]
+            key = run.recipe["fold"] if self.folds else run.seed
+            values.setdefault(key, []).append(getattr(run.accuracy, which))
+        return [statistics.fmean(several) for several in values.values()]
 
     def spread(self, which: str) -> Spread:
         return Spread.of(self.seeds(which))
@@ -78,7 +91,7 @@ def read_groups(results: Path) -> list[Group]:
 
 
 def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
-    """Runs whose whole recipes are equal but for the seed, together with those that repeat one of them. Repeats of
+    """Runs whose whole recipes are equal but for seed and fold, together with those that repeat one of them. Repeats of
     nothing that is there count as runs."""
     own: list[list[Run]] = []
     for run in runs:
@@ -93,10 +106,11 @@ def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
 
 
 def same_training(run: Run, other: Run) -> bool:
-    """Whether two runs differ in nothing but the seed and the machine."""
+    """Whether two runs differ in nothing but seed, fold and machine."""
     return (run.model, run.dataset, settings(run.recipe)) == (other.model, other.dataset, settings(other.recipe))
 
 
 def settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe sets, less the seed: a field that is empty is as good as one that is not there."""
-    return {key: value for key, value in recipe.items() if key != "seed" and value not in (None, "", {}, False, 0)}
+    """What a recipe sets, less seed and fold: a field that is empty is as good as one that is not there."""
+    rest = {key: value for key, value in recipe.items() if key not in ("seed", "fold")}
+    return {key: value for key, value in rest.items() if value not in (None, "", {}, False, 0)}

@@ -14,17 +14,21 @@ from mspcaps.report.runs import Group, read_groups
 from mspcaps.training.recipe import measured_on
 
 PAGE, TABLES = "index.html", "report.md"
-HEADS = ("model", "recipe", "measured on", "last epoch", "best epoch", "n", "parameters", "training")
-FIGURES = range(3, 7)  # of these columns
-RUN_HEADS = ("data", "model", "recipe", "seed", "last", "best", "best epoch", "seconds", "device", "commit", "weights")
-RUN_FIGURES = range(3, 8)
+HEADS = ("model", "recipe", "measured on", "last epoch", "best epoch", "best on", "n", "parameters", "training")
+FIGURES = (3, 4, 6, 7)  # of these columns
+RUN_HEADS = (
+    "data", "model", "recipe", "seed", "last", "best", "best epoch", "best on", "seconds", "device", "commit",
+    "weights",
+)  # fmt: skip
+RUN_FIGURES = (3, 4, 5, 6, 8)
 READING = (
     "Accuracies are percentages of the images that a run was measured on: the test images, or training images that "
     "were held out.",
     "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Runs made again with the "
-    "same seed are averaged with it first.",
-    "“Last epoch” is what training ended with. “Best epoch” was chosen on the very images that it is measured on, so "
-    "it flatters.",
+    "same seed are averaged with it first. Of a cross-validation it is over the folds: a run is measured on one part "
+    "of the training images and learns from the others.",
+    "“Last epoch” is what training ended with. “Best on” says on which images the best epoch was chosen: on the very "
+    "images that it is measured on it flatters, on validation images it does not.",
     "“Training” is the time of one run including its evaluations; “shared” means that other runs were on the device.",
 )
 
@@ -63,17 +67,17 @@ def row_of(group: Group) -> tuple[str, ...]:
     """In the order of HEADS."""
     run = group.first
     return (
-        run.model, run.name, measured_on(run.recipe["held_out"]), str(group.last), str(group.best),
-        f"{group.last.n}", f"{run.params:,}", group.training_time,
+        run.model, run.name, measured_on(run.recipe), str(group.last), str(group.best),
+        run.accuracy.chosen_on, group.n, f"{run.params:,}", group.training_time,
     )  # fmt: skip
 
 
 def charts_of(group: Group) -> list[tuple[str, Markup]]:
     run = group.first
-    name, measured = f"{run.model} on {run.dataset}", measured_on(run.recipe["held_out"])
+    name, watched = f"{run.model} on {run.dataset}", run.watched
     charts = [
         (
-            f"Accuracy on the {measured} images, in percent",
+            f"Accuracy on the {watched} images, in percent",
             accuracy_chart([run.curve["accuracy"] for run in group.runs], f"Accuracy of {name}"),
         ),
         (
@@ -94,9 +98,12 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
     """In the order of RUN_HEADS, repeats behind the first runs; commit and sha256 in short."""
     return [
         (
-            run.dataset, run.model, run.name, f"{run.seed}{' (repeat)' if place >= len(group.runs) else ''}",
+            run.dataset, run.model, run.name,
+            f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
+            f"{' (repeat)' if place >= len(group.runs) else ''}",
             *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
-            f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit), run.weights_sha256[:8] or "–",
+            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit),
+            run.weights_sha256[:8] or "–",
         )
         for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
     ]  # fmt: skip

@@ -1,13 +1,16 @@
 """The state of a run on disk: one file, replaced whole.
 
 Tensors (master weights, moments, BatchNorm statistics) and progress (epoch, step, history, clock) travel together, so
-a run killed at any instant continues from a state that existed.
+a run killed at any instant continues from a state that existed. A checksum over both tells if the disk changed it.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -25,7 +28,17 @@ def run_folder(out: Path, recipe: Recipe) -> Path:
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(tensors, metadata={"progress": json.dumps(progress)}))
+    text = json.dumps(progress)
+    write_atomically(path, save(tensors, metadata={"progress": text, "sha256": checksum(text, tensors)}))
+
+
+def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of the progress and of all tensors, in the order of their names."""
+    digest = hashlib.sha256(progress.encode())
+    for name in sorted(tensors):
+        digest.update(f"\0{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\0".encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -33,11 +46,15 @@ def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dic
     check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
-            progress = json.loads((file.metadata() or {})["progress"])
+            metadata = file.metadata() or {}
+            progress = json.loads(metadata["progress"])
             names = file.keys() if whole else ()
-            return progress, {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise MspcapsError(f"{path} is not a complete checkpoint: {error}; remove it to start the run over") from error
+    if whole and "sha256" in metadata and metadata["sha256"] != checksum(metadata["progress"], tensors):
+        raise MspcapsError(f"{path} is damaged: it does not match its own checksum; remove it to start the run over")
+    return progress, tensors
 
 
 def load_tensors(path: Path, stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:

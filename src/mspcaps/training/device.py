@@ -24,8 +24,11 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise MspcapsError(f"there is no device {str(name)!r}: use cpu or cuda")
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise MspcapsError(f"there is no device {str(name)!r}: use cpu, cuda or mps")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        missing = "finds no Apple GPU" if torch.backends.mps.is_built() else "is a build without support for Apple GPUs"
+        raise MspcapsError(f"there is no device {str(name)!r}, since this PyTorch {missing}: use --device cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
     if device.type == "cuda":
@@ -34,7 +37,7 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
         if device.index >= torch.cuda.device_count():
             raise MspcapsError(f"there is no device {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
         torch.cuda.set_device(device)  # graphs are recorded on the current one
-    else:
+    elif device.type == "cpu":
         keep_freed_memory()
     return device
 
@@ -90,6 +93,8 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free on the device; on a CPU within the limits of its container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     if not MEMINFO.is_file():
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 8 << 30
         return pages // 2

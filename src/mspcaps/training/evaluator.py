@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import iterate_batches
+from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
 from mspcaps.models.layers import dropout_keys
@@ -31,7 +32,7 @@ def count_correct(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 class Evaluator:
-    """`accuracy()` in percent of the test set, then `health()`. On a GPU the whole pass is one CUDA graph."""
+    """`accuracy()` in percent of the images, then `health()`. On a GPU the whole pass is one CUDA graph."""
 
     def __init__(
         self, model: Model, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
@@ -94,17 +95,20 @@ class Evaluator:
         return self.meter.read()
 
 
-def make_validator(
-    step: Step, data: ImageSet | None, recipe: Recipe, device: torch.device, engine: Engine
-) -> Evaluator | None:
-    """Of the validation images, if there are any: under attack if the recipe has an adversary."""
-    if data is None:
+def make_robust_evaluator(
+    step: Step, data: ImageSet | FolderImages | None, recipe: Recipe, device: torch.device, engine: Engine
+) -> "RobustEvaluator | None":
+    """Of the validation images, if the recipe has an adversary."""
+    if recipe.adversary is None or data is None:
         return None
-    place = (data, device, engine, step.autocast)
-    if recipe.adversary is None:
-        return Evaluator(step.evaluated, *place)
+    if not isinstance(data, ImageSet):
+        raise MspcapsError(
+            f"adversary needs validation images that fit into memory, but those of {recipe.dataset} do not: choose a "
+            "smaller img_size"
+        )
     twin = step.evaluated if step.average else frozen_twin(step.model)
-    return RobustEvaluator(twin, *place, recipe.adversary, recipe.batch_size // step.world.size)
+    batch = recipe.batch_size // step.world.size
+    return RobustEvaluator(twin, data, device, engine, step.autocast, recipe.adversary, batch)
 
 
 class RobustEvaluator(Evaluator):

@@ -7,9 +7,13 @@ from pathlib import Path
 import torch
 
 from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, load_dataset, open_folder
-from mspcaps.data.folder import TEST_FOLDERS, is_picture_folder, throttled
+from mspcaps.data.folder import SPLIT_FOLDERS, is_picture_folder, throttled
+from mspcaps.data.imageset import fold_numbers
+from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
+from mspcaps.models.layers import LEAST_STD
 from mspcaps.training.device import free_bytes
+from mspcaps.training.limits import check_validation
 from mspcaps.training.memory import check_memory
 from mspcaps.training.recipe import Recipe
 
@@ -21,10 +25,17 @@ MAX_MEASURED = 2000  # own images that mean and deviation are taken from
 
 def load_images(
     recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None
-) -> tuple[Images, Images]:
-    """Images to train on and to measure on: those of the test set, or held-out ones of the training set."""
-    train, test = load_splits(recipe, device, log)
-    return hold_out(recipe, train, "held_out") if recipe.held_out else (train, test)
+) -> tuple[Images, Images | None, Images]:
+    """Images to train on, to choose the epoch on if there are any, and to measure on: those of the test set, or
+    held-out ones of the training set."""
+    train, validation, test = load_splits(recipe, device, log)
+    if recipe.held_out:
+        train, test = hold_out(recipe, train, "held_out")
+    if recipe.folds:
+        train, test = split_fold(recipe, train)
+    if recipe.validation:
+        train, validation = hold_out(recipe, train, "validation")
+    return train, validation, test
 
 
 def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSet]:
@@ -37,29 +48,63 @@ def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSe
     return train.split(getattr(recipe, field), field)
 
 
-def load_splits(recipe: Recipe, device: torch.device, log: Callable[[str], None]) -> tuple[Images, Images]:
-    """Training and test images: on the device if they fit into half of its memory, else read as they are needed."""
-    train, test = open_split(recipe, "train"), open_split(recipe, "test")
+def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
+    """-> (the images of the other folds, those of the recipe's fold)."""
+    labels = torch.as_tensor(train.labels).cpu()
+    counts = labels.bincount(minlength=len(train.classes))
+    if counts.min() < recipe.folds:
+        raise MspcapsError(
+            f"folds is {recipe.folds}, but {recipe.dataset} has only {counts.min()} training images of "
+            f"{train.classes[counts.argmin()]}: choose fewer folds, or add images of it"
+        )
+    chosen = fold_numbers(labels, recipe.folds) == recipe.fold
+    place = train.images.device if isinstance(train, ImageSet) else "cpu"
+    rest, measured = ((one.nonzero().flatten().to(place)) for one in (~chosen, chosen))
+    return train.subset(rest), train.subset(measured)
+
+
+def load_splits(
+    recipe: Recipe, device: torch.device, log: Callable[[str], None]
+) -> tuple[Images, Images | None, Images]:
+    """Training, validation and test images: on the device if they fit into half of its memory, else read as they are
+    needed."""
+    own = has_validation(recipe.data)
+    if own and recipe.validation:
+        raise MspcapsError(
+            f"validation is {recipe.validation}, but {recipe.data} has validation images of its own: leave it at 0"
+        )
+    check_validation(recipe, own)
+    splits = ("train", "test", "val") if own else ("train", "test")
+    train, test, *validation = (open_split(recipe, split) for split in splits)
     if len(train.classes) == 1:
         folder = isinstance(train, FolderImages)
         raise MspcapsError(
             f"{recipe.data} has only one class{' folder' if folder else ''}, {train.classes[0]}, but training needs at "
             f"least two{': name the folder whose subfolders are the classes' if folder else ''}"
         )
-    for note in dict.fromkeys(note for part in (train, test) if isinstance(part, FolderImages) for note in part.notes):
+    found = (train, test, *validation)
+    for note in dict.fromkeys(note for part in found if isinstance(part, FolderImages) for note in part.notes):
         log(f"note: {note}")
     size = training_size(recipe, train)
     resident = 0 if isinstance(train, FolderImages) else len(train)  # those of folders are read only if they fit
     check_memory(recipe, device, len(train.classes), train.channels, size, resident)
-    train, test = resized(train, size), resized(test, size)
-    if isinstance(train, ImageSet) and isinstance(test, ImageSet):
-        return train.to(device), test
-    assert isinstance(train, FolderImages) and isinstance(test, FolderImages)
-    if train.estimated_bytes + test.estimated_bytes > free_bytes(device) / 2:
-        replace(train, paths=train.paths + test.paths).check(throttled(lambda line: log(f"checking {line} pictures")))
-        return train, test
+    train, test, *validation = read_if_they_fit([resized(part, size) for part in found], device, log)
+    if isinstance(train, ImageSet):
+        train = train.to(device)
+    return train, validation[0] if validation else None, test
+
+
+def read_if_they_fit(parts: list[Images], device: torch.device, log: Callable[[str], None]) -> list[Images]:
+    """Pictures of folders are read now if all fit into half of the memory; else only their headers are."""
+    folders = [part for part in parts if isinstance(part, FolderImages)]
+    if not folders:
+        return parts
+    if sum(part.estimated_bytes for part in folders) > free_bytes(device) / 2:
+        paths = tuple(path for part in folders for path in part.paths)
+        replace(folders[0], paths=paths).check(throttled(lambda line: log(f"checking {line} pictures")))
+        return parts
     progress = throttled(lambda line: log(f"reading {line} pictures"))
-    return train.resident(progress).to(device), test.resident(progress)
+    return [part.resident(progress) for part in folders]
 
 
 def open_split(recipe: Recipe, split: str) -> Images:
@@ -88,7 +133,10 @@ def count_custom_images(recipe: Recipe) -> int | None:
     """How many own images there are now to train on; None of a published set, which does not change, and of none."""
     if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
         return None
-    return len(open_split(replace(recipe, img_size=None), "train")) - recipe.held_out - recipe.validation
+    train = open_split(replace(recipe, img_size=None), "train")
+    if recipe.folds:
+        train, _ = split_fold(recipe, train)
+    return len(train) - recipe.held_out - recipe.validation
 
 
 def fitting_batch(images: int) -> int:
@@ -102,10 +150,13 @@ def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tup
         return facts(recipe.data).mean, facts(recipe.data).std
     index = torch.linspace(0, len(train) - 1, min(len(train), MAX_MEASURED)).long()
     if isinstance(train, ImageSet):
-        return train.subset(index.to(train.images.device)).mean_and_std()
-    items = [train[i] for i in index.tolist()]
-    images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
-    return ImageSet(images, labels, train.classes, train.name).mean_and_std()
+        measured = train.subset(index.to(train.images.device)).to("cpu")  # mps has no float64; the sums are exact
+    else:
+        items = [train[i] for i in index.tolist()]
+        images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+        measured = ImageSet(images, labels, train.classes, train.name)
+    mean, std = measured.mean_and_std()
+    return mean, tuple(max(deviation, LEAST_STD) for deviation in std)
 
 
 def check_outside(recipe: Recipe, path: Path, option: str) -> None:
@@ -113,6 +164,6 @@ def check_outside(recipe: Recipe, path: Path, option: str) -> None:
     pictures = Path(recipe.data).expanduser()
     if not is_picture_folder(recipe.data) or not path.resolve().is_relative_to(pictures.resolve()):
         return
-    beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in ("train", *TEST_FOLDERS)
+    beside = path.resolve().relative_to(pictures.resolve()).parts[0] not in SPLIT_FOLDERS
     if not (beside and (pictures / "train").is_dir()):
         raise MspcapsError(f"{path} lies among the class folders of {pictures}: choose another folder with --{option}")

@@ -19,7 +19,7 @@ from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.ledger import Run
 from mspcaps.training.monitor import EachEpoch, ShowProgress, TensorBoard
-from mspcaps.training.recipe import Recipe, load_recipe, measured_on
+from mspcaps.training.recipe import Recipe, load_recipe
 from mspcaps.training.result import Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rates
 from mspcaps.training.trainer import Listener, Log, Trainer
@@ -49,7 +49,7 @@ def train(
 
     Args:
         recipe: What to compute; change fields with `load_recipe(name).replace(epochs=30)`.
-        device: cpu or cuda; default: the GPU if there is one.
+        device: cpu, cuda or mps; default: the GPU if there is one.
         engine: How steps are executed, eager, compile or cudagraph; default: the fastest that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
@@ -66,10 +66,9 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
     before = ledger.find_run(results, recipe, overwrite=overwrite)
-    if before and not overwrite and (run_folder(out, recipe) / reported_file(recipe)).is_file():
+    if before and not overwrite and (run_folder(out, recipe) / reported_file(before)).is_file():
         done = load_finished(recipe, out, results, before)
-        last = f"{done.run.accuracy.last:.2f} % after the last epoch"
-        log(f"already done: {last}; overwrite replaces it, another seed or name starts another run")
+        log(f"already done: {done.run.accuracy}; overwrite replaces it, another seed or name starts another run")
         log(f"weights: {done.weights}")
         return done
     each = EachEpoch(on_epoch) if on_epoch else None
@@ -82,14 +81,11 @@ def train(
     if result is None:
         raise Stopped(trainer.how_to_resume() if is_main else "")
     run = result.run
-    log(
-        f"{measured_on(recipe.held_out)} accuracy {run.accuracy.last:.2f} % after the last epoch, best "
-        f"{run.accuracy.best:.2f} % after epoch {run.accuracy.best_epoch}; trained for {clock(run.seconds.train)}"
-    )
-    if recipe.validation:
+    log(f"{trainer.measured_on} accuracy {run.accuracy}; trained for {clock(run.seconds.train)}")
+    if run.validated:
         log(
-            f"reported is epoch {run.accuracy.best_epoch}: it names {max(run.curve['validation']):.2f} % of "
-            f"{recipe.validation:,} validation images rightly{' under attack' if recipe.adversary else ''}"
+            f"reported is epoch {run.accuracy.best_epoch}: it names {max(run.curve['validation']):.2f} % of the "
+            f"validation images rightly{' under attack' if recipe.adversary else ''}"
         )
     log(f"weights: {result.weights}")
     return result
@@ -116,12 +112,12 @@ def combine_listeners(progress: bool, log_dir: str | Path | None, *given: Listen
 def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
     """The result of a run whose weights are in its folder; they may be those of its repeat."""
     folder = run_folder(out, recipe)
-    weights = folder / reported_file(recipe)
+    weights = folder / reported_file(run)
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)
     if repeat and repeat.weights_sha256 == sha256_of(weights):
         run = repeat
-    recipe = replace(recipe, img_size=run.recipe["img_size"], augment=run.recipe["augment"])
-    curve = zip(learning_rates(recipe), run.curve["loss"], run.curve["accuracy"], strict=True)
+    recipe = replace(recipe.resolve(), img_size=run.recipe["img_size"], augment=run.recipe["augment"])
+    curve = zip(learning_rates(recipe)[: run.epochs], run.curve["loss"], run.curve["accuracy"], strict=True)
     scores = run.curve.get("validation", [None] * run.epochs)
     history = [Epoch(n, *row, validation=score) for n, (row, score) in enumerate(zip(curve, scores, strict=True), 1)]
     return Result(recipe, load_model(weights), history, run, folder)

@@ -1,7 +1,7 @@
 """The ledger: one JSON per finished run, written once, never edited by hand.
 
-results/runs/<dataset>/<model>/<recipe>-seed<k>.json      the run that counts
-results/repeats/<dataset>/<model>/<recipe>-seed<k>.json   the same run, made again
+results/runs/<dataset>/<model>/<recipe>[-fold<i>]-seed<k>.json      the run that counts
+results/repeats/<dataset>/<model>/<recipe>[-fold<i>]-seed<k>.json   the same run, made again
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from mspcaps.data import CATALOG
+from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.training.images import count_custom_images
-from mspcaps.training.recipe import Recipe, stored_recipe
+from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
 _REQUIRED = {  # of an entry, and of the tables inside it
@@ -29,16 +29,27 @@ _REQUIRED = {  # of an entry, and of the tables inside it
     "curve": ("loss", "accuracy"),
     "seconds": ("train",),
 }
+_NUMBERS = (
+    ("recipe", "epochs", int), ("accuracy", "last", int | float), ("accuracy", "best", int | float),
+    ("accuracy", "best_epoch", int), ("seconds", "train", int | float),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """Percent after the last epoch and after the best one, and which epoch that was: the best on the validation images
-    if the recipe has any, else on the images that are measured on."""
+    if there were any, else on the images that are measured on."""
 
     last: float
     best: float
     best_epoch: int
+    chosen_on: str = "test"  # or held-out, or validation: the images on which that epoch is the best
+
+    def __str__(self) -> str:
+        return (
+            f"{self.last:.2f} % after the last epoch, {self.best:.2f} % after epoch {self.best_epoch}, the best on the "
+            f"{self.chosen_on} images"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,16 +70,19 @@ class Run:
     dataset: str
     recipe: dict[str, Any] = field(repr=False)  # resolved and whole
     seed: int
-    epochs: int
+    epochs: int  # that were run: fewer than those of the recipe if its patience was at an end
     accuracy: Accuracy
-    curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block
+    curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block;
+    # with validation images also their accuracy, under attack if there is an adversary
     seconds: Seconds
     device: str
     options: dict[str, Any] = field(default_factory=dict)  # of the model's family
     provenance: str = ""  # of the images
     images: int | None = None  # that it was trained on
+    data_sha256: str | None = None  # fingerprint of one's own images
     initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and what was taken over
     measured_on: str = "test"
+    watched: str = ""  # the images of the accuracies in the curve: test, held-out or validation
     processes: int = 1
     precision: str = ""
     engine: str = ""
@@ -78,6 +92,11 @@ class Run:
     renamed_from: str | None = None  # if the name of the run has changed since, because a default changed
 
     @property
+    def validated(self) -> bool:
+        """Whether the epoch was chosen on validation images: then its weights are those we report."""
+        return "validation" in self.curve
+
+    @property
     def name(self) -> str:
         """What this way of training is called: `paper`, `paper+epochs=90`."""
         return str(self.recipe["name"])
@@ -85,12 +104,19 @@ class Run:
     @property
     def path(self) -> Path:
         """Where its entry lies below runs/ or repeats/."""
-        return Path(self.dataset, self.model, f"{self.name}-seed{self.seed}.json")
+        return Path(self.dataset, self.model, f"{run_name(self.recipe | {'seed': self.seed})}.json")
 
 
 def entry_path(results: Path, recipe: Recipe, kind: str = RUNS) -> Path:
     """Of a run, or of its repeat."""
     return results / kind / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
+
+
+def measured_images(recipe: Recipe) -> str:
+    """Which images the accuracy of a run is of, in words."""
+    if recipe.folds:
+        return f"fold {recipe.fold} of {recipe.folds} of the training images"
+    return f"{recipe.held_out:,} held-out training images" if recipe.held_out else "test"
 
 
 def write_run(path: Path, run: Run) -> None:
@@ -105,33 +131,45 @@ def list_runs(results: str | Path, kind: str = RUNS) -> list[Run]:
         raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
     order = {name: place for place, name in enumerate(CATALOG)}
     runs = [read_run(path) for path in folder.glob("*/*/*.json")]
-    return sorted(runs, key=lambda r: (order.get(r.dataset, len(order)), r.dataset, r.model, r.name, r.seed))
+
+    def place(run: Run) -> tuple[Any, ...]:
+        return order.get(run.dataset, len(order)), run.dataset, run.model, run.name, run.seed, run.recipe["fold"]
+
+    return sorted(runs, key=place)
 
 
 def read_run(path: str | Path) -> Run:
     """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
     path = Path(path)
     entry = _read_entry(path)
-    accuracy, curve, recipe = Accuracy(**entry["accuracy"]), entry["curve"], stored_recipe(entry["recipe"])
+    curve, recipe = entry["curve"], stored_recipe(entry["recipe"])
+    measured = measured_on(recipe)  # older entries do not name the images that they mean
+    accuracy = Accuracy(**{"chosen_on": "validation" if "validation" in curve else measured} | entry["accuracy"])
     known = {key: value for key, value in entry.items() if key in Run.__dataclass_fields__}
     known |= {"accuracy": accuracy, "seconds": Seconds(**entry["seconds"]), "recipe": recipe}
-    run = Run(**{"epochs": recipe["epochs"], "options": recipe["options"]} | known)
+    run = Run(**{"epochs": recipe["epochs"], "options": recipe["options"], "watched": measured} | known)
     if path.parts[-3:] != run.path.parts:
         raise MspcapsError(f"{path} describes another run: by its content it should be {path.parents[2] / run.path}")
-    whole = len(curve["accuracy"]) == len(curve["loss"]) == recipe["epochs"]
-    if not whole or not (
-        math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3)
-        and math.isclose(accuracy.best, _best_of(curve), abs_tol=1e-3)
-    ):
-        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {recipe['epochs']} epochs")
+    if not _fits_curve(run):
+        raise MspcapsError(f"{path} was changed: its accuracy does not match its curve of {run.epochs} epochs")
     return run
 
 
-def _best_of(curve: dict[str, Any]) -> float:
-    """The accuracy of the best epoch."""
-    if "validation" not in curve:
-        return max(curve["accuracy"])
-    return float(curve["accuracy"][curve["validation"].index(max(curve["validation"]))])
+def _fits_curve(run: Run) -> bool:
+    """Whether the figures of a run follow from its epochs, as far as they can: test images may have been looked at only
+    once, at the end."""
+    curve, accuracy = run.curve, run.accuracy
+    scores = curve.get("validation", curve["accuracy"])
+    if not len(curve["accuracy"]) == len(curve["loss"]) == len(scores) == run.epochs > 0:
+        return False
+    best, patience = scores.index(max(scores)), run.recipe["patience"]
+    if run.epochs != run.recipe["epochs"] and not (patience and run.epochs == best + 1 + patience):
+        return False
+    if run.watched == "validation":
+        return accuracy.best_epoch == best + 1
+    return math.isclose(accuracy.last, curve["accuracy"][-1], abs_tol=1e-3) and math.isclose(
+        accuracy.best, curve["accuracy"][best], abs_tol=1e-3
+    )
 
 
 def _read_entry(path: Path) -> dict[str, Any]:
@@ -148,28 +186,21 @@ def _read_entry(path: Path) -> dict[str, Any]:
             if not isinstance(table, dict) or key not in table:
                 missing = f"{part}.{key}" if part else key
                 raise MspcapsError(f"{path} is not a complete ledger entry: {missing} is missing")
-    check_numbers(entry, path)
+    for part, key, kind in _NUMBERS:
+        if not isinstance(entry[part][key], kind) or isinstance(entry[part][key], bool):
+            raise MspcapsError(f"{path} was changed: {part}.{key} is {entry[part][key]!r:.40}, which is no number")
+    for key in ("loss", "accuracy", "validation"):
+        values = entry["curve"].get(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+            raise MspcapsError(f"{path} was changed: curve.{key} is not a list of numbers")
     return entry
-
-
-def check_numbers(entry: dict[str, Any], path: Path) -> None:
-    """Refuses text where reports calculate."""
-    curves = {f"curve.{name}": entry["curve"].get(name, []) for name in ("loss", "accuracy", "validation")}
-    tables = {part: entry[part] for part in ("accuracy", "seconds")}
-    single = {f"{part}.{key}": [value] for part, table in tables.items() for key, value in table.items()}
-    single |= {key: [entry[key]] for key in ("params", "seed")} | {"recipe.epochs": [entry["recipe"]["epochs"]]}
-    for name, values in (curves | single).items():
-        if not isinstance(values, list):
-            raise MspcapsError(f"{path} is not a ledger entry: {name} is {values!r:.40}, but must be a list of numbers")
-        if odd := [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]:
-            raise MspcapsError(f"{path} is not a ledger entry: {name} has {odd[0]!r:.40}, which is not a number")
 
 
 def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = False) -> Run | None:
     """The finished run of a recipe, or None: the one place that says whether a run is done.
 
     An entry of its name that tells of another recipe is refused: it is neither the run nor to be overwritten. So is one
-    of another number of training images, unless it will be overwritten.
+    of other images, unless it will be overwritten.
     """
     path = entry_path(results, recipe, kind)
     if not path.is_file():
@@ -180,18 +211,28 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
         raise MspcapsError(
             f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
         )
-    images = None if overwrite or run.images is None else count_custom_images(recipe)
-    if images is not None and images != run.images:
+    if not overwrite and (change := _change_of_data(run, recipe)):
         raise MspcapsError(
-            f"the data has changed since {path} was written, from {run.images:,} training images to {images:,}: train "
-            "with --overwrite to replace it, or give the new run another name"
+            f"the data has changed since {path} was written, {change}: train with --overwrite to replace it, or give "
+            "the new run another name"
         )
     return run
+
+
+def _change_of_data(run: Run, recipe: Recipe) -> str:
+    """In words; empty if there is none, and if the entry or the disk does not say."""
+    images = count_custom_images(recipe) if run.images is not None else None
+    if images is not None and images != run.images:
+        return f"from {run.images:,} training images to {images:,}"
+    now = fingerprint(recipe.data) if run.data_sha256 else None
+    return f"although there are still {run.images:,} training images" if now and now != run.data_sha256 else ""
 
 
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"{platform.processor() or platform.machine()} GPU"
     threads = torch.get_num_threads()
     return f"{platform.processor() or platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"
 

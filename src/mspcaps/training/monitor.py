@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 from mspcaps.training.checkpoint import run_folder
-from mspcaps.training.recipe import measured_on
 from mspcaps.training.result import Epoch
 
 if TYPE_CHECKING:
@@ -22,21 +21,21 @@ class ShowProgress:
 
     def __call__(self, trainer: "Trainer") -> None:
         run, recipe, steps = str(trainer.folder), trainer.recipe, trainer.loader.steps
-        ended = trainer.epoch == recipe.epochs
-        if not trainer.world.is_main or not (ended or self.progress.due(run)):
+        if not trainer.world.is_main or not (trainer.ended or self.progress.due(run)):
             return  # reading the loss makes a GPU wait, so it is not read more often than it is shown
         between = trainer.steps_done == 0 and bool(trainer.history)
         loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
         detail = [f"loss {loss:.4f}"]
         if trainer.history:
             row = trainer.history[-1]
-            detail.append(f"{measured_on(recipe.held_out)} accuracy {row.accuracy:.2f} %")
-            if row.validation is not None:
-                detail.append(f"{'robust' if recipe.adversary else 'validation'} {row.validation:.2f} %")
+            detail.append(f"{trainer.watched} accuracy {row.accuracy:.2f} %")
+            if recipe.adversary and row.validation is not None:
+                detail.append(f"robust {row.validation:.2f} %")
         name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
         label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
-        self.progress.update(run, done, recipe.epochs * steps * recipe.batch_size, "  ".join(detail), label)
+        whole = done if trainer.ended else recipe.epochs * steps * recipe.batch_size
+        self.progress.update(run, done, whole, "  ".join(detail), label)
 
 
 class EachEpoch:

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet
 from mspcaps.errors import MspcapsError, nearest, reason
+from mspcaps.training.limits import check_numbers
 
 CUSTOM = "custom"  # the name of a recipe that no file has named
 MAX_NAME = 200  # bytes of a run's name: file systems take 255, with suffixes
 NOT_IN_NAMES = '/\\:*?"<>|'  # some file system refuses them
-MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
+WARMUP = 5  # epochs of the paper's warm-up
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Recipe:
     """Nesterov momentum, for SGD."""
     schedule: Literal["cosine", "exponential", "steps", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
-    warmup_epochs: int = 5
-    """Epochs of linear warm-up."""
+    warmup_epochs: int | None = None
+    """Epochs of linear warm-up; default: 5, or a tenth of the epochs if that is less."""
     warmup_start: float = 0.1
     """Learning rate at the start of the warm-up, as a fraction of the peak."""
     min_lr: float = 1e-6
@@ -108,9 +109,15 @@ class Recipe:
     skip_broken: bool = False
     """Leave out pictures of a folder that cannot be read, and say which; otherwise they are refused."""
     validation: int = 0
-    """Hold out this many training images and report the weights of the epoch that is best on them; 0: of the last."""
+    """Training images held out to choose the epoch on, so that the test is only at the end; 0: the data set's own."""
+    patience: int = 0
+    """Stop once this many epochs in a row were no better on the validation images; 0: train all epochs."""
     held_out: int = 0
     """Measure on this many held-out training images instead of the test set, to choose settings."""
+    folds: int = 0
+    """Cross-validation: split the training images into this many parts and measure on one instead of the test set."""
+    fold: int = 0
+    """Which part is measured on, from 1 to folds; the others are trained on."""
     seed: int = 0
     """Determines initial weights, image order, augmentation and dropout."""
 
@@ -119,7 +126,7 @@ class Recipe:
             object.__setattr__(self, "data", str(self.data))
         for name, value in _checked(vars(self), Recipe, "the recipe").items():
             object.__setattr__(self, name, value)
-        _check_numbers(self)
+        check_numbers(self)
         if not self.name:
             object.__setattr__(self, "name", _named(CUSTOM, self._marks(_defaults(), but=("model", "data"))))
         if not self.name.isprintable() or {*self.name} & {*NOT_IN_NAMES}:
@@ -139,15 +146,20 @@ class Recipe:
         return f"own-{name}" if name in CATALOG else name  # a folder that is called like a published set is not it
 
     @property
+    def warmup(self) -> int:
+        """Epochs of warm-up: one that nobody chose must not swallow a short run."""
+        return min(WARMUP, self.epochs // 10) if self.warmup_epochs is None else self.warmup_epochs
+
+    @property
     def run_name(self) -> str:
-        return f"{self.name}-seed{self.seed}"
+        return run_name(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         return dataclasses.asdict(self) | {"lr_steps": list(self.lr_steps)}
 
     def replace(self, **changes: Any) -> "Recipe":
-        """The recipe with some fields changed. Changes other than the seed become part of its name."""
+        """The recipe with some fields changed. Changes other than seed and fold become part of its name."""
         changes = _checked(changes, Recipe, "the recipe")
         base, *marks = self.name.split("+")
         if changes.get("name"):
@@ -159,8 +171,8 @@ class Recipe:
         return dataclasses.replace(changed, name=_named(base, kept | changed._marks(self.to_dict())))
 
     def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
-        """The recipe with what it leaves to the data set filled in: from the catalog or from the training images. Of
-        one's own images, without them, nothing is known."""
+        """The recipe with what it leaves open filled in: the warm-up, and what is up to the data set, from the catalog
+        or from the training images. Of one's own images, without them, nothing is known."""
         size, augment = self.img_size, self.augment
         if self.data in CATALOG:
             size, augment = size or CATALOG[self.data].img_size[0], augment or CATALOG[self.data].augment
@@ -172,7 +184,7 @@ class Recipe:
                     f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} "
                     f"pixels out of view: choose less than {min(train.size)}"
                 )
-        return dataclasses.replace(self, img_size=size, augment=augment)
+        return dataclasses.replace(self, img_size=size, augment=augment, warmup_epochs=self.warmup)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """The fields in which a recipe that a file holds differs from this one."""
@@ -192,18 +204,19 @@ class Recipe:
                     if option not in before[key] or before[key][option] != choice:
                         marks[option] = f"{option}={_short(choice)}"
                 marks |= {option: f"{option}=default" for option in before[key].keys() - value.keys()}
-            elif value != before[key] and key not in ("name", "seed", *but):
+            elif value != before[key] and key not in ("name", "seed", "fold", *but):
                 marks[key] = f"{key}={self.dataset if key == 'data' else _short(value)}"
         return marks
 
 
 def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe as a file holds it, whole: a field younger than the file has its default, one of a table as well, and a
-    retired field stays only if it says something."""
+    """A recipe as a file holds it, whole: a field younger than the file has the default of that time, one of a table as
+    well, and a retired field stays only if it says something."""
     known = _types(Recipe)
     renamed = {"image_size": "img_size"}  # as the recipes of the shipped weights have it
     written = {renamed.get(key, key): value for key, value in written.items()}
-    whole = _defaults() | {key: value for key, value in written.items() if key in known or value}
+    whole = _defaults() | {"warmup_epochs": WARMUP}
+    whole |= {key: value for key, value in written.items() if key in known or value}
     for key, table in TABLES.items():
         if isinstance(whole[key], dict):
             whole[key] = dataclasses.asdict(table()) | whole[key]
@@ -213,9 +226,14 @@ def stored_recipe(written: Mapping[str, Any]) -> dict[str, Any]:
 TABLES: dict[str, Any] = {"augment": Augmentation, "adversary": Adversary}
 
 
-def measured_on(held_out: int) -> str:
-    """What kind of images a run's accuracy is of, in a word."""
-    return "held-out" if held_out else "test"
+def measured_on(recipe: Mapping[str, Any]) -> str:
+    """What kind of images the accuracy of a run is of, in a word."""
+    return "held-out" if recipe["held_out"] or recipe["folds"] else "test"
+
+
+def run_name(recipe: Mapping[str, Any]) -> str:
+    """What the files of a run are called: paper-seed0, mine+folds=5-fold2-seed0."""
+    return recipe["name"] + (f"-fold{recipe['fold']}" if recipe["fold"] else "") + f"-seed{recipe['seed']}"
 
 
 def recipe_folder() -> Path:
@@ -251,43 +269,6 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise MspcapsError(f"cannot read {what} {path}: {reason(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MspcapsError(f"{path} is not a valid TOML file: {error}") from error
-
-
-def _check_numbers(recipe: Recipe) -> None:
-    """What no run can have is refused with the value and the reason."""
-    least_values = {"epochs": 1, "batch_size": 2, "warmup_epochs": 0, "validation": 0, "held_out": 0, "seed": 0}
-    for name, least in least_values.items():
-        if getattr(recipe, name) < least:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at least {least}")
-    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
-        if not 0 <= getattr(recipe, name) < math.inf:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
-    for name in ("warmup_start", "lr_gamma", "momentum"):
-        if getattr(recipe, name) > 1:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
-    if recipe.lr == 0 or recipe.min_lr > recipe.lr:
-        raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
-    if recipe.adversary and not recipe.validation:
-        raise MspcapsError(
-            "validation is 0, but with an adversary the epoch must be chosen, since robust accuracy falls again in "
-            "long runs: set validation to 1000, or to a tenth of a small training set"
-        )
-    if not 0 <= recipe.ema < 1:
-        raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
-    if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
-        raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
-    if recipe.seed >= 2**63:
-        raise MspcapsError(f"seed is {recipe.seed}, but must be less than 2^63")
-    if recipe.nesterov and (recipe.optimizer != "sgd" or not recipe.momentum):
-        raise MspcapsError("nesterov is for SGD with momentum: set optimizer to sgd and momentum above 0")
-    if (recipe.schedule == "steps") != bool(recipe.lr_steps):
-        raise MspcapsError(f"lr_steps is {list(recipe.lr_steps)}, but the schedule {recipe.schedule} " + (
-            "needs at least one" if recipe.schedule == "steps" else "has none: set schedule to steps"
-        ))  # fmt: skip
-    if list(recipe.lr_steps) != sorted({step for step in recipe.lr_steps if 0 < step < recipe.epochs}):
-        raise MspcapsError(
-            f"lr_steps is {list(recipe.lr_steps)}, but must be epochs in rising order between 1 and {recipe.epochs - 1}"
-        )
 
 
 def _named(base: str, marks: Mapping[str, str]) -> str:

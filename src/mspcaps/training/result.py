@@ -21,9 +21,9 @@ class Epoch:
     epoch: int  # 1, 2, ...
     lr: float
     loss: float  # mean over the epoch's steps
-    accuracy: float  # percent of the test set, or of what is held out
+    accuracy: float  # percent of the validation images if there are any, else of the images that are measured on
     health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
-    validation: float | None = None  # percent of the validation images, if there are any
+    validation: float | None = None  # the same of the validation images, under attack if there is an adversary
 
     @property
     def score(self) -> float:
@@ -49,7 +49,7 @@ class Result:
     @property
     def weights(self) -> Path:
         """The file that we report."""
-        return self.folder / reported_file(self.recipe)
+        return self.folder / reported_file(self.run)
 
     def _repr_html_(self) -> str:
         """For notebooks: the last epochs, and how loss and accuracy went."""
@@ -70,6 +70,6 @@ class Result:
         return f"Result({self.folder}: {self.history[-1]})"
 
 
-def reported_file(recipe: Recipe) -> str:
-    """The weights that we report: those of the last epoch, unless there are images to choose the epoch on."""
-    return BEST if recipe.validation else LAST
+def reported_file(run: Run) -> str:
+    """The weights that we report: those of the last epoch, unless there were images to choose the epoch on."""
+    return BEST if run.validated else LAST

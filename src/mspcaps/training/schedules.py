@@ -7,21 +7,21 @@ from mspcaps.training.recipe import Recipe
 
 
 def learning_rate(recipe: Recipe, epoch: int) -> float:
-    """Of epoch 0, 1, ...: from warmup_start * lr to lr over warmup_epochs, then as the schedule says."""
-    if epoch < recipe.warmup_epochs:
-        return recipe.lr * (recipe.warmup_start + (1 - recipe.warmup_start) * epoch / recipe.warmup_epochs)
+    """Of epoch 0, 1, ...: from warmup_start * lr to lr over the warm-up, then as the schedule says."""
+    if epoch < recipe.warmup:
+        return recipe.lr * (recipe.warmup_start + (1 - recipe.warmup_start) * epoch / recipe.warmup)
     if recipe.schedule == "cosine":
         return cosine(recipe, epoch)
     if recipe.schedule == "constant":
         return recipe.lr
     # exponential counts from the end of the warm-up, steps from the beginning of the run
-    steps = bisect_right(recipe.lr_steps, epoch) if recipe.schedule == "steps" else epoch - recipe.warmup_epochs
+    steps = bisect_right(recipe.lr_steps, epoch) if recipe.schedule == "steps" else epoch - recipe.warmup
     return max(recipe.lr * recipe.lr_gamma**steps, min(recipe.lr, recipe.min_lr))
 
 
 def cosine(recipe: Recipe, epoch: int) -> float:
     """Half a cosine from lr to min_lr, which the epoch after the last would have."""
-    progress = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
+    progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
     return recipe.min_lr + (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 

@@ -4,6 +4,7 @@ Runs share one process: each has its own thread and CUDA stream and replays its 
 gaps that one of them leaves, and a model compiled for one run serves the next.
 """
 
+import itertools
 import math
 import threading
 import time
@@ -13,16 +14,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, nearest
 from mspcaps.models import check_name
 from mspcaps.models.summary import summarize
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
 from mspcaps.training.images import MIN_SIDE
 from mspcaps.training.ledger import device_name, entry_path, find_run, read_run
-from mspcaps.training.recipe import Recipe, load_recipe, read_toml
+from mspcaps.training.recipe import Recipe, load_recipe, read_toml, recipe_folder
 from mspcaps.training.trainer import Listener, Log, Trainer
 
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
@@ -41,8 +43,20 @@ class Outcome:
         return f"{self.recipe.dataset}/{self.recipe.model}/{self.recipe.run_name}"
 
 
-def load_sweep(path: Path) -> list[Recipe]:
-    """[[runs]] with `recipe`, optional `seeds` and any field of the recipe to override, in the order of the file."""
+def list_sweeps() -> list[str]:
+    """Names that `load_sweep` takes, such as baselines."""
+    return sorted(path.stem for path in (recipe_folder() / "sweeps").glob("*.toml"))
+
+
+def load_sweep(name: str | Path) -> list[Recipe]:
+    """[[runs]] with `recipe`, optional `seeds`, `folds` and `grid`, and any field of the recipe to override, in the
+    order of the file: a TOML file, or the name of one that comes with mspcaps."""
+    path = Path(name).expanduser()
+    if path.suffix != ".toml" and not path.is_file():
+        path = recipe_folder() / "sweeps" / f"{name}.toml"
+        if not path.is_file():
+            hint = nearest(str(name), list_sweeps(), f"there are {', '.join(list_sweeps())}.")
+            raise MspcapsError(f"there is no sweep {str(name)!r}: {hint}")
     table = read_toml(path, "the sweep")
     runs = table.get("runs")
     if not isinstance(runs, list) or not runs or set(table) != {"runs"}:
@@ -50,25 +64,49 @@ def load_sweep(path: Path) -> list[Recipe]:
     recipes: list[Recipe] = []
     for number, run in enumerate(runs, start=1):
         try:
-            recipes += _recipes(run)
+            recipes += _recipes(run, path.parent)
         except MspcapsError as error:
             raise MspcapsError(f"run {number} of {path}: {error}") from error
     return recipes
 
 
-def _recipes(run: object) -> list[Recipe]:
-    """One of the [[runs]], once per seed."""
+def _recipes(run: object, folder: Path) -> list[Recipe]:
+    """One of the [[runs]], once for every point of its grid, every fold and every seed. The path of a recipe is looked
+    for beside the sweep first."""
     if not isinstance(run, dict) or not isinstance(run.get("recipe"), str):
         raise MspcapsError('it names no recipe: add one, such as recipe = "paper/cifar10/mspcaps_t"')
-    changes = {key: value for key, value in run.items() if key not in ("recipe", "seeds")}
-    base, seeds = load_recipe(run["recipe"]), run.get("seeds")
+    folds = run.get("folds") if "fold" not in run else None  # with a fold it is one run
+    special = {"recipe", "seeds", "grid"} | ({"folds"} if folds is not None else set())
+    changes = {key: value for key, value in run.items() if key not in special}
+    beside = folder / run["recipe"]
+    base = load_recipe(beside if beside.suffix == ".toml" and beside.is_file() else run["recipe"])
+    seeds = run.get("seeds")
     if "seeds" in run and "seed" in run:
         raise MspcapsError("it has both seed and seeds: leave one of them out")
     if "seeds" in run and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
         raise MspcapsError(f"seeds must be a list of whole numbers such as [0, 1, 2], not {seeds!r:.80}")
+    if folds is not None and not (type(folds) is int and folds >= 2):
+        raise MspcapsError(f"folds must be a whole number of at least 2, not {folds!r:.80}")
     changed = base.replace(**changes)
-    check_name(changed.model)  # now, not after hours of other runs
-    return [changed.replace(seed=seed) for seed in seeds or [changed.seed]]
+    recipes = [changed.replace(**point) for point in _grid_points(run)]
+    for recipe in recipes:
+        check_name(recipe.model)  # now, not after hours of other runs
+    if folds:
+        recipes = [recipe.replace(folds=folds, fold=fold + 1) for recipe in recipes for fold in range(folds)]
+    return [recipe.replace(seed=seed) for recipe in recipes for seed in seeds or [recipe.seed]]
+
+
+def _grid_points(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """{lr = [1, 2], ema = [0.9]} -> [{lr: 1, ema: 0.9}, {lr: 2, ema: 0.9}]; without a grid one point that changes
+    nothing."""
+    grid = run.get("grid", {})
+    if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
+        raise MspcapsError(f"grid must be a table of lists such as {{lr = [1e-3, 5e-4]}}, not {grid!r:.80}")
+    if twice := sorted(grid.keys() & run.keys()):
+        raise MspcapsError(f"{twice[0]} is in the grid and beside it: leave one of them out")
+    if others := sorted(grid.keys() & {"name", "seed", "fold", "folds"}):
+        raise MspcapsError(f"{others[0]} cannot be in a grid: write seeds = [0, 1] or folds = 5 beside the grid")
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def share_of_device(recipe: Recipe, device: torch.device) -> float:
@@ -193,5 +231,4 @@ def _train_one(
         return Outcome(recipe, "failed", f"{type(error).__name__}: {error}".partition("\n")[0])
     if result is None:
         return Outcome(recipe, "stopped", "its checkpoint is kept")
-    accuracy, seconds = result.run.accuracy, result.run.seconds.train
-    return Outcome(recipe, "done", f"last {accuracy.last:.2f} %, best {accuracy.best:.2f} %, in {seconds:.0f} s")
+    return Outcome(recipe, "done", f"{result.run.accuracy}; in {result.run.seconds.train:.0f} s")

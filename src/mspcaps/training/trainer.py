@@ -4,7 +4,7 @@
 
 A run lives in <out>/<dataset>/<model>/<recipe>-seed<k>/ as checkpoint.safetensors while it goes, best.safetensors (best
 test epoch, for comparison with papers that report it) and last.safetensors (what we report). With validation images the
-best epoch is the best on them, and it is what we report.
+best epoch is the best on them, it is what we report, and the test images are looked at once, at the end.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mspcaps.data import CATALOG, ImageSet, provenance
+from mspcaps.data import CATALOG, ImageSet, fingerprint, provenance
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import BlockHealth, as_curves
 from mspcaps.files import check_writable, lock_folder, sha256_of
@@ -31,8 +31,8 @@ from mspcaps.training import ledger
 from mspcaps.training.checkpoint import CHECKPOINT, load_tensors, read_checkpoint, run_folder, save_checkpoint
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
-from mspcaps.training.evaluator import Evaluator, make_validator
-from mspcaps.training.images import Images, check_outside, hold_out, load_images, normalization
+from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
+from mspcaps.training.images import Images, check_outside, load_images, normalization
 from mspcaps.training.ledger import Accuracy, Run, Seconds
 from mspcaps.training.loader import make_loader
 from mspcaps.training.recipe import Recipe, measured_on
@@ -72,10 +72,11 @@ class Trainer:
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
-        train, test = load_images(recipe, device, self.log)
-        train, validation = hold_out(recipe, train, "validation") if recipe.validation else (train, None)
-        self.recipe = recipe.resolve(train)
-        self.classes, self.images = train.classes, (len(train), len(test), train.channels, *train.size)
+        train, validation, self.test = load_images(recipe, device, self.log)
+        self.data_sha256 = fingerprint(recipe.data)
+        self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
+        self.watched = "validation" if validation is not None else self.measured_on  # looked at after every epoch
+        self.classes, self.shape = train.classes, (train.channels, *train.size)
         self.folder = run_folder(out, self.recipe)
         self.repeats = repeats  # the run of the ledger that this one repeats
         self.entry_path = ledger.entry_path(results, self.recipe, ledger.REPEATS if repeats else ledger.RUNS)
@@ -93,8 +94,9 @@ class Trainer:
         self.step = make_step(self.model, self.loader, self.recipe, self.engine, self.world)
         self.optimizer = self.step.optimizer
         self.average = self.step.average
-        self.evaluator = Evaluator(self.step.evaluated, test, device, self.engine, self.step.autocast)
-        self.validator = make_validator(self.step, validation, self.recipe, device, self.engine)
+        watched = self.test if validation is None else validation
+        self.evaluator = Evaluator(self.step.evaluated, watched, device, self.engine, self.step.autocast)
+        self.attacked = make_robust_evaluator(self.step, validation, self.recipe, device, self.engine)
         self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
         self.history: list[Epoch] = []
         self.best: dict[str, Tensor] = {}
@@ -113,7 +115,7 @@ class Trainer:
         saves a checkpoint and returns None."""
         with self.prepared():
             self.started = saved = time.monotonic()
-            while self.epoch < self.recipe.epochs:
+            while not self.ended:
                 self.optimizer.lr.fill_(learning_rate(self.recipe, self.epoch))
                 self.loader.begin(self.epoch, self.steps_done)
                 while self.steps_done < self.loader.steps:
@@ -140,9 +142,24 @@ class Trainer:
                 if ends or due:
                     self.save()
                     saved = time.monotonic()
-                if ends and self.epoch < self.recipe.epochs:
+                if ends and not self.ended:
                     return None
+            if self.epoch < self.recipe.epochs:
+                self.log(f"stopped after epoch {self.epoch}: {self.recipe.patience} epochs in a row were no better")
             return self.finish()
+
+    @property
+    def best_epoch(self) -> Epoch:
+        """The first of those with the best score."""
+        return max(self.history, key=lambda row: row.score)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to train: a function of the history, so that a resumed run ends likewise."""
+        patience = self.recipe.patience or self.recipe.epochs
+        return self.epoch == self.recipe.epochs or (
+            bool(self.history) and self.epoch - self.best_epoch.epoch >= patience
+        )
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -174,19 +191,20 @@ class Trainer:
                         self.evaluator.capture()
                     else:
                         self.evaluator.count_all()  # compiles
-                    if self.validator:
-                        self.validator.capture()
+                    if self.attacked:
+                        self.attacked.capture()
             yield
 
     def summary(self) -> str:
         """What is trained on what, in one line: so that a wrong size is noticed at once."""
-        train, test, *shape = self.images
+        watched = f", {len(self.evaluator.data):,} validation" if self.watched == "validation" else ""
         params = sum(p.numel() for p in self.model.parameters())
         since = f"step {self.steps_done} of epoch {self.epoch + 1}" if self.steps_done else f"epoch {self.epoch}"
         return (
-            f"{self.recipe.dataset}: {train:,} training and {test:,} {measured_on(self.recipe.held_out)} images of "
-            f"{len(self.classes)} classes, {' x '.join(map(str, shape))}; {self.recipe.model}, {params:,} parameters; "
-            f"{self.recipe.epochs} epochs in batches of {self.recipe.batch_size} on {ledger.device_name(self.device)}"
+            f"{self.recipe.dataset}: {self.loader.n:,} training{watched} and {len(self.test):,} {self.measured_on} "
+            f"images of {len(self.classes)} classes, {' x '.join(map(str, self.shape))}; {self.recipe.model}, "
+            f"{params:,} parameters; {self.recipe.epochs} epochs in batches of {self.recipe.batch_size} on "
+            f"{ledger.device_name(self.device)}"
         ) + (f"; continues after {since}" if self.epoch or self.steps_done else "")
 
     def how_to_resume(self) -> str:
@@ -201,9 +219,11 @@ class Trainer:
         loss = self.step.loss_sum.item() / self.loader.steps
         accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
         self.warn_of_collapse(health)
-        validation = self.validator.accuracy() if self.validator else None
+        validation = accuracy if self.watched == "validation" else None
+        if self.attacked:
+            validation = self.attacked.accuracy()
         row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
-        if not self.history or row.score > max(before.score for before in self.history):
+        if not self.history or row.score > self.best_epoch.score:
             self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
         self.history.append(row)
         self.step.loss_sum.zero_()
@@ -257,6 +277,7 @@ class Trainer:
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
             "history": [asdict(row) for row in self.history], "initial": self.initial, "images": self.loader.n,
+            "data_sha256": self.data_sha256,
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
@@ -277,6 +298,11 @@ class Trainer:
             raise MspcapsError(
                 f"{path} was written when there were {progress['images']:,} training images, but now there are "
                 f"{self.loader.n:,}; remove it to start over"
+            )
+        if progress.get("data_sha256", self.data_sha256) != self.data_sha256:
+            raise MspcapsError(
+                f"{path} was written when {self.recipe.data} held other images, although as many; remove it to start "
+                "over"
             )
         with torch.no_grad():
             load_tensors(path, stored, self.checkpoint_tensors())
@@ -302,34 +328,51 @@ class Trainer:
 
     def finish(self) -> Result:
         """Write weights and ledger entry, remove the checkpoint."""
-        run = self.entry()
         if self.world.is_main:
             if self.best_is_new:
                 self.save_weights(BEST, self.best)
             self.save_weights(LAST, self.weights())
-            run = replace(run, weights_sha256=sha256_of(self.folder / reported_file(self.recipe)))
+        self.world.barrier()
+        run = self.entry(self.measure())
+        if self.world.is_main:
+            run = replace(run, weights_sha256=sha256_of(self.folder / reported_file(run)))
             ledger.write_run(self.entry_path, run)
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
-        # The best epoch may have been of an earlier sitting, so it is read again; it is the same on every process.
-        weights = load_file(self.folder / BEST, str(self.device)) if self.recipe.validation else self.weights()
-        for name, p in self.model.named_parameters():  # its own fp32 parameters again
+        self.model.metadata = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
+        return Result(self.recipe, self.model.eval(), self.history, run, self.folder)
+
+    def measure(self) -> Accuracy:
+        """After the last and after the best epoch. With validation images this is the first look at the others. Leaves
+        the weights in the model that we report."""
+        best = self.best_epoch
+        if self.watched == "validation":
+            # The best epoch may have been of an earlier sitting, so it is read again; it is the same on every process.
+            evaluator, found = Evaluator(self.model, self.test, self.device, "eager", self.step.autocast), {}
+            for file in (LAST, BEST):
+                self.take_over(load_file(self.folder / file, str(self.device)))
+                found[file] = evaluator.accuracy()
+            return Accuracy(found[LAST], found[BEST], best.epoch, self.watched)
+        self.take_over(self.weights())
+        return Accuracy(self.history[-1].accuracy, best.accuracy, best.epoch, self.watched)
+
+    def take_over(self, weights: dict[str, Tensor]) -> None:
+        """The model has its own fp32 parameters again."""
+        for name, p in self.model.named_parameters():
             p.data = weights[name].clone()
         for name, buffer in self.model.named_buffers():
             if name in weights:
                 buffer.copy_(weights[name])
-        self.model.metadata = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
-        return Result(self.recipe, self.model.eval(), self.history, run, self.folder)
 
-    def entry(self) -> Run:
+    def entry(self, accuracy: Accuracy) -> Run:
         """What the ledger will say, but for the checksum of the weights."""
-        best, recipe, seconds = max(self.history, key=lambda row: row.score), self.recipe, self.clock()
+        recipe, seconds = self.recipe, self.clock()
         health = as_curves([row.health for row in self.history])
         curve: dict[str, Any] = {
             "loss": [float(f"{row.loss:.6g}") for row in self.history],
             "accuracy": [round(row.accuracy, 4) for row in self.history],
             **({"health": health} if health else {}),
-            **({"validation": [round(row.score, 4) for row in self.history]} if self.validator else {}),
+            **({"validation": [round(row.score, 4) for row in self.history]} if self.watched == "validation" else {}),
         }
         return Run(
             model=recipe.model,
@@ -340,12 +383,14 @@ class Trainer:
             recipe=recipe.to_dict(),
             initial=self.initial,
             images=self.loader.n,
+            data_sha256=self.data_sha256,
             seed=recipe.seed,
-            epochs=recipe.epochs,
-            accuracy=Accuracy(self.history[-1].accuracy, best.accuracy, best.epoch),
+            epochs=self.epoch,
+            accuracy=accuracy,
             curve=curve,
-            measured_on=f"{recipe.held_out:,} held-out training images" if recipe.held_out else "test",
-            seconds=Seconds(round(seconds, 2), round(seconds / recipe.epochs, 4), self.side_by_side),
+            measured_on=ledger.measured_images(recipe),
+            watched=self.watched,
+            seconds=Seconds(round(seconds, 2), round(seconds / self.epoch, 4), self.side_by_side),
             device=ledger.device_name(self.device),
             processes=self.world.size,
             precision="bf16" if self.step.autocast else "fp32",

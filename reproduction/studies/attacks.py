@@ -1,0 +1,81 @@
+"""The paper's figure under attack and the strongest attacks we have, on all test images of CIFAR-10.
+
+    python -m reproduction.studies.attacks --weights capsnet=runs/.../last.safetensors resnet20=... resnet18=...
+
+writes results/robustness/attack-*.json after every piece; `make regenerate` then writes the tables. Pieces that are
+there already are left out, so that a stopped study goes on where it was: first the paper's figure (FGSM and BIM with
+10 steps, by three objectives) for T, L and CapsNet, then the strong attacks at 1, 2, 4 and 8 / 255 for all but CapsNet.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import tyro
+
+from mspcaps.bench.result import environment
+from mspcaps.evaluation.attacks import attack
+from mspcaps.evaluation.attacks.suite import Trial
+from mspcaps.evaluation.robustness import Robustness, read_robustness, write_robustness
+from mspcaps.training import choose_device
+
+SHIPPED = {"mspcaps_t": "mspcaps_t.cifar10", "mspcaps_l": "mspcaps_l.cifar10"}
+FIGURE = ("mspcaps_t", "mspcaps_l", "capsnet")
+GRID = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1)  # the paper's figure has no grid
+BUDGETS = tuple(level / 255 for level in (8, 4, 2, 1))  # the largest is the cheapest: few images survive for long
+STRONG = ("apgd-100", "apgd-100:log_odds", "votes-20:log_odds", "square-1000", "apgd-100:targeted_dlr")
+CHECKED = ("bim-10:margin", "bim-10:log_odds", "apgd-100", "apgd-100:log_odds")  # with all the checks of the suite
+LARGE = ("mspcaps_l", "resnet18")  # half of the images at a time
+
+Piece = tuple[str, str, tuple[float, ...]]  # model, attack, budgets
+
+
+def pieces(models: Mapping[str, str]) -> list[Piece]:
+    """In the order in which they are wanted if time runs out."""
+    found: list[Piece] = []
+    for objective in ("margin", "cross_entropy", "log_odds"):
+        for model in FIGURE:
+            found += [(model, f"{name}:{objective}", GRID) for name in ("fgsm", "bim-10") if model in models]
+    for text in STRONG:
+        for model in models:
+            of_capsules = text.endswith("log_odds")
+            if model != "capsnet" and not (of_capsules and model.startswith("resnet")):
+                found += [(model, text, (eps,)) for eps in BUDGETS]
+    return found
+
+
+def is_done(known: Robustness | None, text: str, budgets: tuple[float, ...]) -> bool:
+    trial = Trial.parse(text)
+    key = trial.name, trial.objective, trial.steps, trial.restarts
+    curve = next((curve for curve in known.curves if curve.key == key), None) if known else None
+    return curve is not None and all(curve.at(eps) is not None for eps in budgets)
+
+
+def main(
+    weights: tuple[str, ...] = (), results: Path = Path("results"), seconds: float = float("inf"),
+    images: int | None = None, device: str | None = None,
+) -> None:  # fmt: skip
+    """Attack the shipped T and L and the `weights`, MODEL=FILE each; begin nothing after so many seconds."""
+    models = SHIPPED | dict(pair.split("=", 1) for pair in weights)
+    where, began = choose_device(device), time.monotonic()
+    around = environment(where)
+    for model, text, budgets in pieces(models):
+        part = "" if images is None else f"-{images}"
+        path = results / "robustness" / f"attack-{model}.cifar10{part}.json"
+        if is_done(read_robustness(path) if path.is_file() else None, text, budgets):
+            continue
+        if time.monotonic() - began > seconds:
+            print(f"no time is left for {model} under {text}")
+            return
+        start, batch_size = time.monotonic(), 5000 if model in LARGE else 10_000
+        found = attack(
+            models[model], "cifar10", budgets, text, images=images, device=where, batch_size=batch_size,
+            check=text in CHECKED,
+        )  # fmt: skip
+        write_robustness(path, found, around)
+        left = ", ".join(f"{255 * point.eps:.1f}/255: {point.accuracy:.2f} %" for point in found.curves[0].points)
+        print(f"{model} under {text}, {time.monotonic() - start:.1f} s: {left}", flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,128 @@
+"""Images that were replaced by others, and checkpoints that the disk changed: neither known nor gone on with."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save
+from test_trainer import CPU, recipe_for
+from training_makers import bars
+
+from mspcaps.data import fingerprint
+from mspcaps.errors import MspcapsError
+from mspcaps.training import Recipe, Trainer, ledger, train
+from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder, save_checkpoint
+
+
+def quick(data: Path, **changes: object) -> Recipe:
+    return recipe_for(data, **{"model": "mspcaps_t_scale16", "epochs": 2, "batch_size": 16} | changes)
+
+
+@pytest.fixture
+def own_npz(tmp_path: Path) -> Path:
+    return write_bars(tmp_path / "own.npz", 0)
+
+
+def write_bars(path: Path, seed: int) -> Path:
+    x, y = bars(60, 16, seed)
+    np.savez(path, x_train=x[:40], y_train=np.arange(40) % 3, x_test=x[40:], y_test=y[40:])
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    images, _ = bars(40, 16, 2)
+    for i, image in enumerate(images):
+        folder = tmp_path / "pictures" / ("train" if i < 32 else "test") / f"c{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i:02}.bmp")  # of one size, whatever they show
+    return tmp_path / "pictures"
+
+
+def change_pixel(picture: Path) -> None:
+    content = bytearray(picture.read_bytes())
+    content[-1] ^= 255
+    picture.write_bytes(content)
+
+
+def test_a_finished_run_of_other_images_is_refused(own_npz: Path, tmp_path: Path) -> None:
+    recipe, places = quick(own_npz), {"out": tmp_path, "results": tmp_path}
+    run = train(recipe, device="cpu", **places).run
+    assert run.data_sha256 == hashlib.sha256(own_npz.read_bytes()).hexdigest()
+    assert train(recipe, device="cpu", **places).run == run, "known"
+    write_bars(own_npz, 5)
+    with pytest.raises(MspcapsError, match=r"data has changed .* still 40 training images: train with --overwrite"):
+        train(recipe, device="cpu", **places)
+    path = ledger.entry_path(tmp_path, recipe)
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in entry.items() if key != "data_sha256"}))
+    assert ledger.find_run(tmp_path, recipe) is not None, "older entries do not say"
+    assert train(recipe, device="cpu", overwrite=True, **places).run.data_sha256 == fingerprint(own_npz)
+
+
+def test_a_checkpoint_of_other_images_is_refused(pictures: Path, tmp_path: Path) -> None:
+    recipe = quick(pictures)
+    assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
+    change_pixel(pictures / "test" / "c0" / "32.bmp")
+    with pytest.raises(MspcapsError, match="pictures held other images, although as many"):
+        train(recipe, device="cpu", out=tmp_path, results=tmp_path)
+    change_pixel(pictures / "test" / "c0" / "32.bmp")
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run.epochs == 2
+
+
+def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees names, classes and content, but neither dates nor other files nor where the folder lies."""
+    before = fingerprint(pictures)
+    os.utime(pictures / "train" / "c0" / "00.bmp", (1, 1))
+    (pictures / "notes.txt").write_text("none of the images")
+    assert fingerprint(pictures.rename(tmp_path / "moved")) == before
+    moved = tmp_path / "moved"
+    first = moved / "train" / "c0" / "00.bmp"
+    change_pixel(first)
+    assert fingerprint(moved) != before
+    change_pixel(first)
+    assert fingerprint(moved) == before
+    first.rename(moved / "train" / "c1" / "00.bmp")
+    assert fingerprint(moved) != before
+    monkeypatch.setattr("mspcaps.data.fingerprints.MAX_READ", 1000)
+    large = fingerprint(moved)
+    with (moved / "train" / "c1" / "00.bmp").open("ab") as file:
+        file.write(b" ")
+    assert large not in (None, before, fingerprint(moved)), "of many pictures the sizes count"
+
+
+def test_published_sets_have_none(tmp_path: Path) -> None:
+    assert fingerprint("cifar10") is None and fingerprint(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.9])
+def test_flipped_bytes_of_a_checkpoint_are_noticed(place: float, tiny_npz: Path, tmp_path: Path) -> None:
+    """In its progress or in any of its tensors, which are sound numbers still."""
+    recipe = quick(tiny_npz)
+    assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
+    path = run_folder(tmp_path, recipe) / CHECKPOINT
+    content = bytearray(path.read_bytes())
+    start = int.from_bytes(content[:8], "little") + 8  # the header, then the tensors
+    at = content.index(b'\\"epoch\\": 1') + 11 if place < 0.1 else start + int(place * (len(content) - start))
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(MspcapsError, match=r"checkpoint\.safetensors is damaged"):
+        train(recipe, device="cpu", out=tmp_path, results=tmp_path)
+    content[at] ^= 1
+    path.write_bytes(content)
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run.epochs == 2
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_read(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.tensor(2), "c": torch.ones(2, dtype=torch.bfloat16)}
+    (tmp_path / CHECKPOINT).write_bytes(save(tensors, metadata={"progress": '{"epoch": 1}'}))
+    progress, found = read_checkpoint(tmp_path / CHECKPOINT)
+    assert progress == {"epoch": 1} and all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    save_checkpoint(tmp_path / CHECKPOINT, tensors, progress)
+    again, found = read_checkpoint(tmp_path / CHECKPOINT)
+    assert again == progress and all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

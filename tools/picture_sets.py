@@ -1,0 +1,71 @@
+"""Three sets of real pictures that nobody here made, as folders of classes, fetched through npm and apt-get.
+
+    python -m tools.picture_sets FOLDER
+
+makes FOLDER/emoji (npm emoji-datasource-google: 64 x 64, drawn, 9 classes), FOLDER/stamps (Debian
+tuxpaint-stamps-default: photographs and drawings of any size, with transparency) and FOLDER/icons (Debian
+oxygen-icon-theme: 48 x 48). What `mspcaps train --data` makes of them is in docs/own_data.md.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+FEWEST = 40  # pictures of a class; smaller classes are left out
+
+
+def fetch(command: list[str], place: Path) -> Path:
+    """The file that a package manager puts into the folder."""
+    subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (file,) = (path for path in place.iterdir() if path.is_file())
+    return file
+
+
+def unpack_deb(name: str, place: Path) -> Path:
+    subprocess.run(["dpkg-deb", "-x", fetch(["apt-get", "download", name], place), "files"], cwd=place, check=True)
+    return place / "files"
+
+
+def emoji(place: Path) -> list[tuple[Path, str]]:
+    """Every emoji and its category."""
+    with tarfile.open(fetch(["npm", "pack", "emoji-datasource-google@16.0.0"], place)) as package:
+        package.extractall(place, filter="data")
+    known = json.loads((place / "package" / "emoji.json").read_text())
+    pictures = place / "package" / "img" / "google" / "64"
+    named = [(pictures / entry["image"], entry["category"]) for entry in known]
+    return [(path, category.lower().replace(" & ", "_")) for path, category in named if path.is_file()]
+
+
+def stamps(place: Path) -> list[tuple[Path, str]]:
+    """Every stamp and its subject: animals, food, people and the like."""
+    root = unpack_deb("tuxpaint-stamps-default", place) / "usr/share/tuxpaint/stamps"
+    parts = [(path, path.relative_to(root).parts) for path in root.rglob("*.png")]
+    return [(path, names[0]) for path, names in parts if not path.stem.endswith("_mirror")]
+
+
+def icons(place: Path) -> list[tuple[Path, str]]:
+    """Every icon of 48 pixels and what it is for; links, which are other names of the same icon, are left out."""
+    root = unpack_deb("oxygen-icon-theme", place) / "usr/share/icons/oxygen/base/48x48"
+    return [(path, path.parent.name) for path in root.glob("*/*.png") if not path.is_symlink()]
+
+
+def main(folder: Path) -> None:
+    for name, find in {"emoji": emoji, "stamps": stamps, "icons": icons}.items():
+        with tempfile.TemporaryDirectory() as place:
+            found = find(Path(place))
+            counts = Counter(label for _, label in found)
+            for path, label in found:
+                if counts[label] >= FEWEST:
+                    (folder / name / label).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, folder / name / label / path.name)
+        kept = {label: count for label, count in counts.most_common() if count >= FEWEST}
+        print(f"{name}: {sum(kept.values()):,} pictures of {len(kept)} classes: {kept}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
