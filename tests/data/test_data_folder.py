@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -329,3 +331,20 @@ def test_importing_is_light() -> None:
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_reading_in_threads_leaves_the_filters_of_warnings_alone(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(10):
+            Image.new("L", (8, 8), i).save(tmp_path / name / f"{i}.png")
+    pictures, whole = open_folder(tmp_path, "all"), Image.open
+
+    def slow(path, formats):
+        time.sleep(0.001 * (1 + int(path.stem) % 3))  # so that threads overtake each other
+        return whole(path, formats=formats)
+
+    monkeypatch.setattr(Image, "open", slow)
+    before = warnings.filters[:]
+    pictures.resident()
+    assert warnings.filters == before

@@ -6,6 +6,7 @@ Nothing here imports torch: an exported model classifies pictures with numpy and
 import logging
 import os
 import struct
+import threading
 import warnings
 import zlib
 from collections import Counter
@@ -40,6 +41,9 @@ _BROKEN = (
 
 # What is wrong with a file is told in our own sentence, not by Pillow on stderr.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+# The filters of warnings belong to all threads: two that put back what they found would leave those of the other.
+_one_at_a_time = threading.Lock()
 
 Skipped = Counter[str]  # suffix -> files that are no pictures
 
@@ -96,7 +100,7 @@ def open_picture(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
     if os.path.exists(path) and not os.path.isfile(path):  # unlike the methods of Path, these never raise
         raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
     try:
-        with warnings.catch_warnings():
+        with _one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of bombs, for which the limit below is lower, and of damaged EXIF data
             picture = Image.open(path, formats=known_formats(path))
     except Image.DecompressionBombError as error:
