@@ -13,6 +13,7 @@ from PIL import Image
 
 from mspcaps.cli import main
 from mspcaps.data import load_dataset
+from mspcaps.report.run import MAX_IMAGES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "own_data.md").read_text(encoding="utf-8")
@@ -57,9 +58,12 @@ def test_commands_run_as_written(place: Path, capsys: pytest.CaptureFixture[str]
         said[words[1]] = capsys.readouterr().out
     assert list(said) == ["train", "eval", "explain", *(["export", "predict"] if EXPORTS else [])]
     check_training(place, said["train"])
-    assert all(re.search(rf"{name} +\d+ +[\d.]+ %", said["eval"]) for name in SKEWED)
+    assert all(re.search(rf"{name} +\d+( +([\d.]+|–)){{4}} ", said["eval"]) for name in SKEWED)
     assert re.search(r"mean over classes [\d.]+ %", said["eval"])
     assert list((place / "runs" / "explain").rglob("*.html"))
+    assert (place / "runs/pictures/mspcaps_t/mine-seed0/index.html").is_file()
+    assert f"{MAX_IMAGES:,} test pictures" in PAGE
+    assert (place / "runs/eval/mine-seed0/pictures-test.html").is_file()
     if EXPORTS:
         assert len(said["predict"].splitlines()) == SKEWED["shirt"]
         assert re.match(r"pictures/shirt/000\.png: (coat|pullover|shirt) \d\.\d{3}, ", said["predict"])

@@ -13,7 +13,7 @@ from mspcaps.capsules import margin_loss
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import confidence, evaluate
-from mspcaps.evaluation.accuracy import calibration_error
+from mspcaps.evaluation.metrics import calibrate
 from mspcaps.files import no_progress
 
 
@@ -130,17 +130,17 @@ def test_confidence():
 
 def test_calibration_error():
     sure, right = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.5]), torch.tensor([True, True, False, True, False])
-    assert calibration_error(sure, right) == pytest.approx((4 * 0.15 + 0.5) / 5)
-    assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
+    assert calibrate(sure, right).error == pytest.approx((4 * 0.15 + 0.5) / 5)
+    assert calibrate(torch.ones(3), torch.ones(3, dtype=torch.bool)).error == 0
 
 
 def test_a_confidence_on_the_edge_of_two_bins_belongs_to_the_lower_one():
     """Of four bins 0.5 is in the second with 0.3, whose gaps cancel in part; 0 is in the first, 1 in the last."""
     right = torch.tensor([False, True])
-    assert calibration_error(torch.tensor([0.5, 0.3]), right, bins=4) == pytest.approx((0.7 - 0.5) / 2)
-    assert calibration_error(torch.tensor([0.5, 0.6]), right, bins=4) == pytest.approx((0.5 + 0.4) / 2)
-    assert calibration_error(torch.tensor([0.0, 0.1]), right, bins=4) == pytest.approx(0.9 / 2)
-    assert calibration_error(torch.tensor([1.0, 0.9]), right, bins=4) == pytest.approx((1 - 0.1) / 2)
+    assert calibrate(torch.tensor([0.5, 0.3]), right, bins=4).error == pytest.approx((0.7 - 0.5) / 2)
+    assert calibrate(torch.tensor([0.5, 0.6]), right, bins=4).error == pytest.approx((0.5 + 0.4) / 2)
+    assert calibrate(torch.tensor([0.0, 0.1]), right, bins=4).error == pytest.approx(0.9 / 2)
+    assert calibrate(torch.tensor([1.0, 0.9]), right, bins=4).error == pytest.approx((1 - 0.1) / 2)
 
 
 def test_what_does_not_fit_is_refused(model, data):

@@ -1,5 +1,7 @@
 """One typed function per command. What is heavy is imported inside, so that --help answers at once."""
 
+import sys
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,11 +10,17 @@ import tyro
 from tyro.conf import Positional
 
 from mspcaps.cli.common import (
+    CsvSwitch,
+    Format,
+    JsonSwitch,
     Maybe,
     SkipBroken,
+    Switch,
+    choose_format,
     is_onnx,
     note,
     note_skipped,
+    print_document,
     print_results,
     show_progress,
     stoppable,
@@ -64,7 +72,9 @@ def models(
     num_classes: int = 10,
     in_chans: int = 3,
     img_size: tuple[int, ...] = (32,),
-    pretrained: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    pretrained: Switch = False,
+    json: JsonSwitch = False,
+    csv: CsvSwitch = False,
 ) -> None:
     """List models with parameters, and with multiply-adds and training memory per image in fp32.
 
@@ -77,37 +87,56 @@ def models(
     """
     from mspcaps.models import list_models, summarize
 
+    form = choose_format(json, csv)
     if pretrained:
-        show_pretrained(pattern)
+        show_pretrained(pattern, form)
         return
     names = list_models(pattern)
     if not names:
         raise MspcapsError(f"no model matches {pattern!r}: `mspcaps models` lists them all")
     if len(img_size) not in (1, 2):
         raise MspcapsError(f"--img-size takes one or two numbers, not {len(img_size)}")
-    rows, refusals = [], []
+    costs, refusals = [], []
     for name in names:
         try:
-            cost = summarize(name, num_classes, in_chans, (img_size[0], img_size[-1]))
+            costs.append({"model": name, **asdict(summarize(name, num_classes, in_chans, (img_size[0], img_size[-1])))})
         except MspcapsError as error:
             refusals.append(f"{name}: {error}")
-            continue
-        weights, memory = format_bytes(cost.weights_bytes), format_bytes(cost.memory_bytes_per_image)
-        rows.append((name, f"{cost.params:,}", f"{cost.macs / 1e6:,.1f} M", memory, weights))
-    if not rows:
+    if not costs:
         raise MspcapsError(refusals[0])
-    table(("model", "parameters", "multiply-adds", "memory", "weights file"), rows, right=(1, 2, 3, 4))
+    if form != "text":
+        task = {"num_classes": num_classes, "in_chans": in_chans, "img_size": [img_size[0], img_size[-1]]}
+        print_document(form, task | {"models": costs}, costs)
+    else:
+        rows = [
+            (
+                one["model"], f"{one['params']:,}", f"{one['macs'] / 1e6:,.1f} M",
+                format_bytes(one["memory_bytes_per_image"]), format_bytes(one["weights_bytes"]),
+            )
+            for one in costs
+        ]  # fmt: skip
+        table(("model", "parameters", "multiply-adds", "memory", "weights file"), rows, right=(1, 2, 3, 4))
     for line in refusals:
-        print(line)
+        say(line, sys.stdout if form == "text" else sys.stderr)
 
 
-def show_pretrained(pattern: str) -> None:
+def show_pretrained(pattern: str, form: Format) -> None:
     """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
     from mspcaps.models import list_pretrained, read_card
 
     cards = [
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
     ]
+    if form != "text":
+        known = [
+            {
+                "weights": card.name, "model": card.model, "dataset": card.dataset, "params": card.params,
+                "accuracy": card.accuracy, "test_images": card.test_images, "bytes": card.bytes, "sha256": card.sha256,
+            }
+            for card in cards
+        ]  # fmt: skip
+        print_document(form, {"weights": known}, known)
+        return
     if not cards:
         print("this version ships no weights" if pattern == "*" else f"no shipped weights match {pattern!r}")
         return
@@ -123,6 +152,8 @@ def predict(
     paths: Annotated[Positional[list[Path]], tyro.conf.arg(help_behavior_hint="")],
     top: int = 3,
     device: Maybe[str] = None,
+    json: JsonSwitch = False,
+    csv: CsvSwitch = False,
     skip_broken: SkipBroken = False,
 ) -> int:
     """Classify pictures: print the most likely classes with their scores.
@@ -133,11 +164,32 @@ def predict(
         top: Number of classes to print.
         device: cpu, cuda or mps; default: the GPU if there is one. ONNX files run on the CPU.
     """
+    form = choose_format(json, csv)
     check_paths(paths)
+    found = predictions(weights, paths, top, device, skip_broken)
+    if form != "text":
+        return print_predictions(form, weights, list(found))
     return print_results(
-        (f"{one.path}: {', '.join(f'{name} {score:.3f}' for name, score in one.top)}", one.error)
-        for one in predictions(weights, paths, top, device, skip_broken)
+        (f"{one.path}: {', '.join(f'{name} {score:.3f}' for name, score in one.top)}", one.error) for one in found
     )
+
+
+def print_predictions(form: Format, weights: str, found: "list[Prediction]") -> int:
+    """In CSV a row for each of the likely classes of a picture."""
+    pictures = [
+        {
+            "path": one.path, "error": one.error,
+            "classes": [{"class": name, "score": score} for name, score in one.top],
+        }
+        for one in found
+    ]  # fmt: skip
+    rows = [
+        {"path": one.path, "rank": rank, "class": name, "score": score, "error": one.error}
+        for one in found
+        for rank, (name, score) in enumerate(one.top or [(None, None)], start=1)
+    ]
+    print_document(form, {"weights": weights, "pictures": pictures}, rows)
+    return 1 if any(one.error for one in found) else 0
 
 
 def check_paths(paths: list[Path]) -> None:
@@ -296,7 +348,12 @@ def log(line: str) -> None:
     print(f"{line} ...", flush=True)
 
 
-def report(results: Path = Path("results"), out: Path = Path("runs/report")) -> None:
+def report(
+    results: Path = Path("results"),
+    out: Path = Path("runs/report"),
+    json: JsonSwitch = False,
+    csv: CsvSwitch = False,
+) -> None:
     """Turn the runs of a ledger into tables and curves: a page with contents, and the tables as Markdown.
 
     Args:
@@ -304,8 +361,14 @@ def report(results: Path = Path("results"), out: Path = Path("runs/report")) -> 
         out: Folder for index.html and report.md; nothing is written elsewhere.
     """
     from mspcaps.report import write_report
+    from mspcaps.report.write import group_row, run_row
 
-    groups = write_report(results, out)
+    form, groups = choose_format(json, csv), write_report(results, out)
+    if form != "text":
+        rows = [group_row(group) for group in groups]
+        every = [run_row(run, kind) for group in groups for kind in ("runs", "repeats") for run in getattr(group, kind)]
+        print_document(form, {"recipes": rows, "runs": every, "page": (out / "index.html").resolve()}, rows)
+        return
     runs = sum(len(group.runs) + len(group.repeats) for group in groups)
     say(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
     say(f"Tables:    {out / 'report.md'}")

@@ -1,19 +1,24 @@
-"""What the commands share: options that may be left out, progress, Ctrl-C, tables, results picture by picture."""
+"""What the commands share: options that may be left out, progress, Ctrl-C, tables, results picture by picture, and
+documents for programs."""
 
+import csv
+import json
+import math
 import os
 import signal
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
+from mspcaps.files import to_utf8
 from mspcaps.progress import Progress, printable, say
 
 T = TypeVar("T")
@@ -22,6 +27,10 @@ SkipBroken = Annotated[
     bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")
 ]
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+JsonSwitch = Annotated[Switch, tyro.conf.arg(help="Print one JSON document instead, and nothing else on stdout.")]
+CsvSwitch = Annotated[Switch, tyro.conf.arg(help="Print one CSV table instead, and nothing else on stdout.")]
+Format = Literal["text", "json", "csv"]
 
 
 def show_progress(unit: str = "") -> Progress:
@@ -45,6 +54,50 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     for row in rows:
         grid.add_row(*map(Text, map(printable, row)))
     console.print(grid)
+
+
+def choose_format(json: bool, csv: bool) -> Format:
+    """What --json and --csv ask for."""
+    if json and csv:
+        raise MspcapsError("--json and --csv print different documents: choose one of them")
+    return "json" if json else "csv" if csv else "text"
+
+
+def print_document(form: Format, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """On stdout: the document as JSON, or its rows, which all have the same keys, as CSV with a head.
+
+    What is not a number is null in JSON and empty in CSV. JSON is written in ASCII, so that no terminal changes it.
+    docs/formats.md lists the keys, which stay as they are.
+    """
+    if form == "json":
+        print(json.dumps(plain(document), indent=1, allow_nan=False))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerows([rows[0].keys()] if rows else [])
+    writer.writerows(["" if value is None else value for value in plain(row).values()] for row in rows)
+
+
+def plain(value: Any) -> Any:
+    """The same in types that JSON has: paths and names as valid text, what is not a finite number as None."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return to_utf8(str(value)) if isinstance(value, str | Path) else value
+
+
+def show_page(write: Callable[[], Path], form: Format = "text") -> Path | None:
+    """Write a result page and say where it is; whatever goes wrong, what it tells about is done, so it is a note."""
+    try:
+        page = write()
+    except Exception as error:  # the figures are printed or in the ledger: no failure of the page may hide them
+        note(f"the result page could not be written: {first_line(error)}")
+        return None
+    if form == "text":
+        say(f"Result page: {page}")
+    return page
 
 
 def note_skipped(paths: Iterable[Path]) -> None:

@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, SkipBroken, is_onnx, note, note_skipped, show_progress, table
+from mspcaps.cli.common import (
+    CsvSwitch,
+    JsonSwitch,
+    Maybe,
+    SkipBroken,
+    Switch,
+    choose_format,
+    is_onnx,
+    note,
+    note_skipped,
+    print_document,
+    show_page,
+    show_progress,
+    table,
+)
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
 from mspcaps.progress import say
@@ -28,11 +42,15 @@ def evaluate(
     batch_size: int = 500,
     device: Maybe[str] = None,
     images: Maybe[int] = None,
-    shifts: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    shifts: Switch = False,
     results: Path = Path("results"),
+    page: bool = True,
+    out: Path = Path("runs/eval"),
+    json: JsonSwitch = False,
+    csv: CsvSwitch = False,
     skip_broken: SkipBroken = False,
 ) -> None:
-    """Measure the accuracy (overall and per class), loss, calibration and routing health of trained weights.
+    """Measure trained weights: accuracy, precision, recall, F1 and AUC of every class, calibration, routing health.
 
     Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
     is the mean gap between confidence and accuracy over 15 bins. Several weights are measured one by one and as an
@@ -49,15 +67,23 @@ def evaluate(
         shifts: Measure the accuracy on changed images instead: rotation, shift, scale, shear, noise, blur, occlusion
             and contrast, each at five strengths.
         results: With --shifts the figures are written to robustness/*.json in this folder, and drawn beside them.
+        page: Whether to write a page about it, with the surest mistakes and what speaks for them.
+        out: Folder for the page, with a subfolder per weights file.
     """
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import evaluate_ensemble, evaluate_shifts, load_for
     from mspcaps.export import load_onnx
     from mspcaps.models import load_model
+    from mspcaps.report import evaluation_page, write_page
+    from mspcaps.report.evaluation import as_document
+    from mspcaps.report.run import folder_notes, page_path
     from mspcaps.training import choose_device
 
+    form = choose_format(json, csv)
     if not weights:
         raise MspcapsError("name at least one weights file")
+    if shifts and form != "text":
+        raise MspcapsError(f"the figures of --shifts are written to {results}/robustness as JSON: leave out --{form}")
     if len(weights) > 1 and (shifts or images is not None):
         raise MspcapsError("--shifts and --images take one weights file: measure them one at a time")
     exported = [is_onnx(name, device) for name in weights]
@@ -80,11 +106,34 @@ def evaluate(
     if shifts:
         show_shifts(model, weights[0], chosen.name, changed, chosen is not whole, results)
         return
+    source, written = data or vars(model)["metadata"]["recipe"]["data"], None
+    if form == "text":
+        show_figures(weights, members, result, source, split)
+    if page:
+        seen = load_for(model, data, split, skip_broken=skip_broken, tell=lambda line: None) if members else chosen
+        place = page_path(out, weights, seen.name, split, images)
+        about = None if members else model
+        written = show_page(
+            lambda: write_page(place, evaluation_page(weights, model, result, seen, source, split), about), form
+        )
+    if form != "text":
+        document = {"weights": weights, "data": source, "split": split, **as_document(result)}
+        document["members"] = [
+            {"weights": name, **as_document(one)} for name, one in zip(weights, members, strict=False)
+        ]
+        document |= {"notes": folder_notes(source, [split]), "page": written}
+        print_document(form, document, document["classes"])
+
+
+def show_figures(
+    weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation", source: str, split: str
+) -> None:
+    """Tables and sentences, for people."""
     if members:
         show_members(weights, members, result)
     else:
         show_classes(result)
-    show_source(data or vars(model)["metadata"]["recipe"]["data"], split, result.n)
+    show_source(source, split, result.n)
     if not members:
         print(
             f"accuracy {result.accuracy:.2f} %  mean over classes {result.mean_per_class:.2f} %  "
@@ -131,13 +180,11 @@ def some_of(data: "ImageSet", count: int | None) -> "ImageSet":
 
 
 def show_classes(result: "Evaluation") -> None:
-    """The accuracy of each class."""
-    counts = result.confusion.sum(1).tolist()
-    rows = [
-        (name, f"{count:,}", f"{percent:.2f} %" if count else "-")
-        for name, count, percent in zip(result.classes, counts, result.per_class, strict=True)
-    ]
-    table(("class", "images", "accuracy"), rows, right=(1, 2))
+    """The measures of each class."""
+    from mspcaps.report.evaluation import class_rows, mean_row
+
+    heads = ("class", "images", "precision", "recall", "F1", "AUC")
+    table(heads, [*class_rows(result), mean_row(result)], right=range(1, 6))
 
 
 def show_shifts(

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import os
 import sys
 import textwrap
 import typing
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, stoppable
+from mspcaps.cli.common import Maybe, show_page, stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress, say
 
@@ -71,6 +72,8 @@ def train(
 ) -> None:
     """Train a recipe, or --model on --data. An interrupted run continues from its checkpoint.
 
+    The folder of the run gets the weights and a page: curves, confusion, measures of every class, surest mistakes.
+
     Args:
         recipe: A name shown by --list, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
         list: List the recipes and exit.
@@ -86,12 +89,19 @@ def train(
     if list:
         print("\n".join(mspcaps.training.list_recipes()))
         return
+    from mspcaps.report import run_page, write_page
+    from mspcaps.report.run import PAGE
+
     chosen = choose_recipe(recipe, given_fields(changes))
     with stoppable() as stop:
-        mspcaps.training.train(
+        result = mspcaps.training.train(
             chosen, device=device, engine=engine, out=out, results=results, log_dir=log_dir, stop=stop,
             overwrite=overwrite,
         )  # fmt: skip
+    page = result.folder / PAGE
+    if os.environ.get("RANK", "0") == "0":
+        known = result.images is None and page.is_file()  # of a run that was finished before
+        show_page(lambda: page.resolve() if known else write_page(page, run_page(result), result.model))
 
 
 def given_fields(changes: Any) -> dict[str, Any]:

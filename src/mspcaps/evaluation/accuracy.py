@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +20,18 @@ from mspcaps.data.in_memory import check_pixels, to_nhwc
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.evaluation.health import BlockHealth, measure_health
 from mspcaps.evaluation.load import load_for
+from mspcaps.evaluation.metrics import Calibration, ClassMetrics, calibrate, class_metrics, one_vs_rest_auc
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
 from mspcaps.pages.notebook import small_table
 
+ScoreKind = Literal["lengths", "logits"]
 Pixels = Tensor | np.ndarray
 Data = (
     ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
 )  # what `evaluate` measures on
 MAX_SHOWN = 30  # classes in a notebook
-BINS = 15  # of the calibration error
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Evaluation:
     labels: Tensor  # int64 [n]
     classes: tuple[str, ...]
     health: tuple[BlockHealth, ...] = ()  # of every routing block, on some of the images; see evaluation/health.py
+    kind: ScoreKind = "lengths"  # what the scores are
 
     def __repr__(self) -> str:
         return (
@@ -82,6 +85,28 @@ class Evaluation:
         """Mean of the per-class accuracies in percent; classes without images are left out."""
         return torch.tensor(self.per_class).nanmean().item()
 
+    @cached_property
+    def presence(self) -> Tensor:
+        """float32 [n, K] in [0, 1]: the length of each class capsule; for a model that gives logits, their softmax."""
+        return self.scores if self.kind == "lengths" else self.scores.softmax(1)
+
+    @cached_property
+    def class_metrics(self) -> ClassMetrics:
+        """Precision, recall and F1 of each class in percent; see evaluation/metrics.py."""
+        return class_metrics(self.confusion)
+
+    @cached_property
+    def auc(self) -> Tensor:
+        """float64 [K]: the area under the ROC curve of each class against all others, in [0, 1]."""
+        # in double precision, where fewer of a sure model's answers are rounded to 1
+        presence = self.scores if self.kind == "lengths" else self.scores.double().softmax(1)
+        return one_vs_rest_auc(presence, self.labels)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Confidence and accuracy in bins of equal width."""
+        return calibrate(self.presence.amax(1), self.predictions == self.labels)
+
 
 def evaluate(
     model: nn.Module | str | Path,
@@ -115,18 +140,20 @@ def measure(
 ) -> Evaluation:
     """Scores [n, K] of one model, or of several like `model` together, and labels [n]."""
     predictions, k = scores.argmax(1), scores.shape[1]
-    confidences = confidence(scores, getattr(model, "scores", "logits"))
+    kind: ScoreKind = getattr(model, "scores", "logits")
+    confidences = confidence(scores, kind)
     return Evaluation(
         accuracy=100 * (predictions == labels).double().mean().item(),
         n=len(labels),
         loss=model.criterion(scores, labels).item() if hasattr(model, "criterion") else math.nan,  # type: ignore[operator]
         confidence=100 * confidences.mean().item(),
-        ece=100 * calibration_error(confidences, predictions == labels),
+        ece=100 * calibrate(confidences, predictions == labels).error,
         confusion=torch.bincount(labels * k + predictions, minlength=k * k).view(k, k),
         scores=scores,
         labels=labels,
         classes=classes,
         health=health,
+        kind=kind,
     )
 
 
@@ -185,19 +212,12 @@ def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: Prog
     return torch.cat(scores)
 
 
-def confidence(scores: Tensor, kind: Literal["lengths", "logits"]) -> Tensor:
+def confidence(scores: Tensor, kind: ScoreKind) -> Tensor:
     """The model's confidence in its answer, in [0, 1]: scores [n, K] -> [n].
 
     Of capsule lengths it is the largest one; logits go through softmax first.
     """
     return (scores if kind == "lengths" else scores.softmax(1)).amax(1)
-
-
-def calibration_error(confidences: Tensor, right: Tensor, bins: int = BINS) -> float:
-    """Mean over the images of |accuracy - mean confidence| of the bin that an image falls into."""
-    index = (confidences.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)  # open on the left, as is usual
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, right.double() - confidences.double())
-    return gap.abs().sum().item() / len(confidences)
 
 
 def as_pair(data: object, model: nn.Module) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from html import escape
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 18, 42
+MAX_NAME = 24  # characters of a class beside a confusion matrix
 STEPS = 5  # about so many from the first tick of an axis to the last
 
 
@@ -46,7 +47,9 @@ class Axes:
         low, high = scale(self.ticks[0]), scale(self.ticks[-1])
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (scale(value) - low) / (high - low)
 
-    def drawn(self, label: str, words: Callable[[float], str], marked: Iterable[float]) -> list[str]:
+    def drawn(
+        self, label: str, words: Callable[[float], str], marked: Iterable[float], along: str = "epoch"
+    ) -> list[str]:
         """The beginning of a chart: a line and words for every tick, and the numbers of the epochs `marked`."""
         parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
         for tick in self.ticks:
@@ -56,7 +59,7 @@ class Axes:
         for epoch in marked:
             x, y = self.x_at(epoch), HEIGHT - BOTTOM + 20
             parts.append(f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{epoch:g}</text>')
-        parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">epoch</text>')
+        parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">{along}</text>')
         return parts
 
 
@@ -74,18 +77,41 @@ def line_chart(
     return "".join([*parts, "</svg>"])
 
 
+def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> str:
+    """A bar for every bin of the confidence, from 0 to 100 percent; NaN is no bar. On the diagonal a model would be
+    exactly as sure as it is right."""
+    percents = [value for value in values if value == value]
+    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(percents))
+    axes = Axes(100, ticks)
+    parts = axes.drawn(label, lambda tick: f"{tick:g}%", range(0, 101, 20), "confidence, %")
+    for place, value in enumerate(values):
+        if value == value:
+            low, high = (100 * edge / len(values) for edge in (place, place + 1))
+            left, right, y = axes.x_at(low), axes.x_at(high), axes.y_at(value)
+            told = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
+            parts.append(
+                f'<rect class="hit" x="{left + 1:.1f}" y="{y:.1f}" width="{right - left - 2:.1f}" '
+                f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{told}</title></rect>'
+            )
+    if diagonal:
+        ends = f'x1="{axes.x_at(0)}" x2="{axes.x_at(100)}" y1="{axes.y_at(0)}" y2="{axes.y_at(100)}"'
+        parts.append(f'<line class="ideal" {ends}/>')
+    return "".join([*parts, "</svg>"])
+
+
 def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     """Rows are the true classes, columns the answers; ink is the share of the row."""
     cell = 46 if len(classes) <= 12 else max(14, 552 // len(classes))
-    longest = max(len(name) for name in classes)
+    names = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in classes]
+    longest = max(map(len, names))
     left, top = 24 + 8 * longest, 30 + 6 * longest
     side = cell * len(classes)
-    width, height = left + side + 4 + 5 * len(classes[-1]), top + side + 4
+    width, height = left + side + 4 + 5 * len(names[-1]), top + side + 4
     parts = [
         f'<svg class="confusion" viewBox="0 0 {width} {height}" role="img" '
         'aria-label="Confusion matrix: rows are the true classes, columns the answers">'
     ]
-    for k, name in enumerate(classes):
+    for k, name in enumerate(names):
         middle = cell * k + cell / 2
         parts.append(
             f'<text class="name" x="{left - 10}" y="{top + middle + 4.5:.0f}" text-anchor="end">{escape(name)}</text>'

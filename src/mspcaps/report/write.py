@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -11,6 +12,7 @@ from mspcaps.files import format_duration, write_atomically
 from mspcaps.pages import grid, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
 from mspcaps.report.runs import Group, read_groups
+from mspcaps.training.ledger import Run
 from mspcaps.training.recipe import measured_on
 
 PAGE, TABLES = "index.html", "report.md"
@@ -107,6 +109,28 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
         )
         for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
     ]  # fmt: skip
+
+
+def group_row(group: Group) -> dict[str, Any]:
+    """A row for programs, under keys that stay: docs/formats.md says what they are."""
+    run = group.first
+    return {
+        "dataset": run.dataset, "model": run.model, "recipe": run.name,
+        "measured_on": run.measured_on, "seeds": group.last.n,
+        "last_mean": group.last.mean, "last_deviation": group.last.deviation,
+        "best_mean": group.best.mean, "best_deviation": group.best.deviation,
+        "params": run.params, "epochs": run.epochs, "train_seconds": group.gpu_seconds,
+    }  # fmt: skip
+
+
+def run_row(run: Run, kind: str) -> dict[str, Any]:
+    """The same of a single run; `kind` is runs or repeats."""
+    return {
+        "dataset": run.dataset, "model": run.model, "recipe": run.name, "seed": run.seed, "kind": kind,
+        "last": run.accuracy.last, "best": run.accuracy.best, "best_epoch": run.accuracy.best_epoch,
+        "train_seconds": run.seconds.train, "device": run.device, "commit": run.commit,
+        "weights_sha256": run.weights_sha256 or None,
+    }  # fmt: skip
 
 
 def short_commit(commit: str | None) -> str:

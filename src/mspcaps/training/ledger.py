@@ -191,8 +191,11 @@ def _read_entry(path: Path) -> dict[str, Any]:
             raise MspcapsError(f"{path} was changed: {part}.{key} is {entry[part][key]!r:.40}, which is no number")
     for key in ("loss", "accuracy", "validation"):
         values = entry["curve"].get(key, [])
-        if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
-            raise MspcapsError(f"{path} was changed: curve.{key} is not a list of numbers")
+        odd = (
+            [value for value in values if not isinstance(value, int | float)] if isinstance(values, list) else [values]
+        )
+        if odd:
+            raise MspcapsError(f"{path} was changed: curve.{key} has {odd[0]!r:.40}, which is no number")
     return entry
 
 

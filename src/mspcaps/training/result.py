@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mspcaps.data import FolderImages, ImageSet
 from mspcaps.evaluation.health import BlockHealth
 from mspcaps.models import Model
 from mspcaps.pages.notebook import small_table, sparkline
@@ -45,6 +46,7 @@ class Result:
     history: list[Epoch]
     run: Run  # its entry in the ledger
     folder: Path
+    images: ImageSet | FolderImages | None = field(default=None, repr=False)  # measured on; None if finished before
 
     @property
     def weights(self) -> Path:

@@ -340,7 +340,7 @@ class Trainer:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         self.world.barrier()
         self.model.metadata = {"classes": list(self.classes), "recipe": self.recipe.to_dict()}
-        return Result(self.recipe, self.model.eval(), self.history, run, self.folder)
+        return Result(self.recipe, self.model.eval(), self.history, run, self.folder, self.test)
 
     def measure(self) -> Accuracy:
         """After the last and after the best epoch. With validation images this is the first look at the others. Leaves

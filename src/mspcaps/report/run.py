@@ -1,0 +1,140 @@
+"""What the page of a finished run tells, and that of weights that were evaluated."""
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mspcaps import __version__
+from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, open_folder, provenance
+from mspcaps.data.folder import is_picture_folder
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation import Evaluation, evaluate
+from mspcaps.files import format_duration, weights_name
+from mspcaps.models import config_of, unwrapped
+from mspcaps.report.evaluation import Page, number
+from mspcaps.training import Result
+from mspcaps.training.result import BEST
+
+PAGE = "index.html"  # in the folder of a run
+MAX_IMAGES = 10_000  # that the page of a run is about
+MAX_BYTES = 1 << 29  # of their pixels
+IMAGES = {"test": "test images", "train": "training images", "val": "validation images"}  # by split
+
+Pairs = list[tuple[str, str]]
+
+
+def run_page(result: Result) -> Page:
+    """Evaluates the images that the run was measured on, or MAX_IMAGES of them: the rest would take long and tell
+    little more."""
+    if result.images is None:
+        raise MspcapsError(
+            f"{result.folder} is of a run finished before: `mspcaps eval {result.weights}` writes a page"
+        )
+    recipe, run, data = result.recipe, result.run, sample_images(result.images)
+    images_are = "test images" if run.measured_on == "test" else "held-out images"
+    evaluation = evaluate(result.model, data)
+    title = CATALOG[recipe.data].title if recipe.data in CATALOG else recipe.dataset
+    told: Pairs = [
+        ("parameters", f"{run.params:,}"),
+        ("training images", f"{run.images or 0:,}"),
+        ("epochs", f"{run.epochs}"),
+        ("training time", format_duration(run.seconds.train)),
+    ]
+    if len(data) < len(result.images):
+        reached = run.accuracy.best if result.weights.name == BEST else run.accuracy.last
+        told.append((f"on all {len(result.images):,} {images_are}", f"{reached:.2f} %"))
+    licence = facts(recipe.data).licence if recipe.data in CATALOG else ""
+    return Page(
+        title=f"{recipe.model} on {title}",
+        facts=told + figures(evaluation),
+        evaluation=evaluation,
+        data=data,
+        commands=next_commands(result.weights, result.model),
+        footer=f"Trained on {run.device} in {run.precision}, recipe {recipe.name}, seed {recipe.seed}, with mspcaps "
+        f"{run.software['mspcaps']}, PyTorch {run.software['torch']}. {run.provenance} {licence}",
+        history=result.history,
+        images_are=images_are,
+        watched=f"{run.watched} images",
+        notes=folder_notes(recipe.data, ("train", "test")),
+    )
+
+
+def evaluation_page(
+    weights: Sequence[str], model: nn.Module, evaluation: Evaluation, data: ImageSet, source: str, split: str = "test"
+) -> Page:
+    """What `mspcaps eval` found: `source` names the data set, `weights` are several if they answered together."""
+    params = sum(p.numel() for p in model.parameters())
+    names = [weights_name(one) for one in weights]
+    told: Pairs = [("parameters", f"{params:,}")] if params and len(weights) == 1 else []  # an exported file has none
+    title = CATALOG[source].title if source in CATALOG else data.name
+    origin = f"{provenance(source)} {facts(source).licence}" if source in CATALOG else ""
+    return Page(
+        title=f"{' + '.join(names)} on {title}",
+        facts=told + figures(evaluation),
+        evaluation=evaluation,
+        data=data,
+        commands=next_commands(weights[0], model) if len(weights) == 1 else [],
+        footer=f"Measured with mspcaps {__version__}, PyTorch {torch.__version__}. {origin}",
+        images_are=IMAGES.get(split, "images"),
+        notes=folder_notes(source, (split,)),
+    )
+
+
+def page_path(out: Path, weights: Sequence[str], data: str, split: str, part: int | None = None) -> Path:
+    """out/mspcaps_t.cifar10/cifar10-test.html"""
+    folder = "+".join(weights_name(one) for one in weights).encode()[:200].decode(errors="ignore")
+    return out / folder / f"{data or 'data'}-{split}{f'-{part}' if part is not None else ''}.html"
+
+
+def figures(found: Evaluation) -> Pairs:
+    """Of the whole evaluation, each a mean."""
+    told = [("classes", f"{len(found.classes):,}")]
+    if math.isfinite(found.loss):
+        told.append(("loss", f"{found.loss:.3f}"))
+    return [
+        *told,
+        ("mean F1", number(found.class_metrics.f1.nanmean().item(), 1)),
+        ("mean AUC", number(found.auc.nanmean().item(), 3)),
+        ("calibration error", f"{found.ece:.1f} %"),
+    ]
+
+
+def next_commands(weights: str | Path, model: nn.Module) -> Pairs:
+    """How to go on with weights."""
+    file, exported = shlex.quote(str(weights)), str(weights).lower().endswith(".onnx")
+    commands = []
+    if config_of(unwrapped(model))["in_chans"] in (1, 3):  # as pictures have
+        commands.append(("Classify a picture of your own:", f"mspcaps predict {file} PICTURE.png"))
+        if not exported:
+            commands.append(("See why the model decides as it does:", f"mspcaps explain {file} PICTURE.png"))
+    if not exported:
+        commands += [
+            ("See what rotation, noise and blur do to it:", f"mspcaps eval {file} --shifts"),
+            ("Use it without PyTorch:", f"mspcaps export {file} model.onnx"),
+        ]
+    return commands
+
+
+def folder_notes(source: str, splits: Iterable[str]) -> list[str]:
+    """What lies in a folder of pictures and was not used."""
+    if not is_picture_folder(source):
+        return []
+    folder = Path(source).expanduser()
+    return list(dict.fromkeys(note for split in splits for note in open_folder(folder, split).notes))
+
+
+def sample_images(images: ImageSet | FolderImages) -> ImageSet:
+    """All of them, or as many as there may be: random ones, but always the same. Read if they are still on the disk."""
+    most = min(MAX_IMAGES, max(1, MAX_BYTES // (images.channels * math.prod(images.size))))
+    if len(images) > most:
+        index = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:most].sort().values
+        if isinstance(images, ImageSet):
+            return images.subset(index.to(images.images.device))
+        paths, labels = (tuple(row[i] for i in index.tolist()) for row in (images.paths, images.labels))
+        images = replace(images, paths=paths, labels=labels)
+    return images if isinstance(images, ImageSet) else images.resident()
