@@ -76,8 +76,9 @@ def test_an_old_entry_is_read_with_what_it_says(entry: Path) -> None:
         ({"curve": {"loss": [], "accuracy": []}}, "its curve of 2 epochs"),
         ({"seed": 4}, r"describes another run: .*iterations=3-seed4\.json"),
         ({"model": "mspcaps_l"}, "describes another run: .*mspcaps_l"),
-        ({"curve": {"loss": [1.0, None], "accuracy": [80.0, 80.0]}}, r"curve\.loss"),
-        ({"curve": {"loss": [1.0, 1.0], "accuracy": "good"}}, r"curve\.accuracy"),
+        ({"accuracy": {"last": "80", "best": 80.0, "best_epoch": 1}}, r"accuracy\.last .*'80'"),
+        ({"curve": {"loss": [1.0, None], "accuracy": [80.0, 80.0]}}, r"curve\.loss .*None"),
+        ({"curve": {"loss": [1.0, 1.0], "accuracy": "good"}}, r"curve\.accuracy .*'good'"),
         ({"seconds": {"train": [3]}}, r"seconds\.train .*\[3\]"),
     ],
 )
