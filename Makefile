@@ -6,16 +6,20 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 READY := $(VENV)/.ready
 WHOLE := $(VENV)/.whole
 
-.PHONY: run test quick docs regenerate lint setup clean
+.PHONY: run test quick soak docs regenerate lint setup clean
 run: $(READY)
 	$(BIN)/mspcaps quickstart
 
 test: $(WHOLE) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not soak"
 
 # The tests that take under a minute in all.
 quick: $(WHOLE)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not soak"
+
+# The long ones that the others leave out.
+soak: $(WHOLE)
+	$(BIN)/python -m pytest -n 2 -m soak
 
 # Everything committed that is generated, but for measurements and screenshots: pages and plots from results/, blocks of
 # README.md and docs/, tables of fields, the text of --help, drawings. Nothing else writes them.

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 import torch
 
 # Two test workers share two cores: one thread each is faster than two threads each.
@@ -17,3 +18,17 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # A suite that was started in the background may ignore Ctrl-C, and so would the commands that it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# OrthCaps-D is OrthCaps-S with 27 routings in the place of two: its passes take a minute in all and test no other code.
+LONG = (
+    "test_the_compiler_takes_the_loss_of_every_family_whole",
+    "test_evaluation_is_repeatable_and_does_not_depend_on_the_batch",
+    "test_channels_last_equals_contiguous",
+    "test_bf16_drifts_little_and_leaves_the_gradient_its_direction",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.name in {f"{name}[orthcaps_d]" for name in LONG}:
+            item.add_marker(pytest.mark.soak)

@@ -30,7 +30,7 @@ ROUNDING = "asks for 1e-7 of float32, but batches of other sizes and places add 
 EXPECTED = {"check_methods_subset_invariance": ROUNDING, "check_methods_sample_order_invariance": ROUNDING}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @parametrize_with_checks([Tabular(**QUICK)], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     check(estimator)

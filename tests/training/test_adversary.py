@@ -220,7 +220,7 @@ def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["pgd", pytest.param("trades", marks=pytest.mark.soak)])
 def test_adversarial_training_makes_robust(tmp_path: Path, kind: Any) -> None:
     """Faint bars under a strong attack: a plain run loses them, one that trained against it keeps most."""
     images, labels = bars(256, 16, 0)
