@@ -68,7 +68,7 @@ def test_an_exported_file_is_measured_like_the_weights(place, capsys):
     draw(place / "own", count=8)
     said = []
     for file in ("model.safetensors", "model.onnx"):
-        assert main(["eval", str(place / file), "--data", str(place / "own"), "--split", "all"]) == 0
+        assert main(["eval", str(place / file), "--data", str(place / "own"), "--split", "all", "--no-page"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0].startswith(said[1]) and "16 images" in said[1]  # a graph has no couplings to look into
     assert main(["eval", str(place / "model.onnx"), "--data", str(place / "own"), "--device", "cuda"]) == 2
@@ -90,7 +90,7 @@ def test_an_exported_file_knows_its_weights_and_keeps_no_path(tmp_path, monkeypa
     said = []
     for command in (["last.safetensors"], ["model.onnx", "--data", "pictures"]):
         capsys.readouterr()
-        assert main(["eval", *command]) == 0
+        assert main(["eval", *command, "--no-page"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0].startswith(said[1]) and "pictures, test: 12 images" in said[1]
 

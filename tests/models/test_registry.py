@@ -94,7 +94,7 @@ def test_a_plain_dictionary_of_weights_loads_into_a_new_model(name):
 
 
 def test_the_config_tells_the_normalisation_that_was_loaded():
-    source = create_model("resnet20", in_chans=2, mean=[0.1, 0.25], std=[0.0, 0.5])
+    source = create_model("resnet20", in_chans=2, mean=[0.1, 0.25], std=[0.0005, 0.5])
     target = create_model("resnet20", in_chans=2)
     torch.nn.DataParallel(target).module.load_state_dict(source.state_dict())
     assert target.config["mean"] == pytest.approx((0.1, 0.25)) and target.config["std"] == pytest.approx((0.001, 0.5))

@@ -18,7 +18,7 @@ from mspcaps.models.layers import BatchNorm, Dropout
 from mspcaps.training import Recipe, Trainer
 from mspcaps.training.distributed import SyncBatchNorm, synchronize_batchnorm
 
-RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "img_size": 16}
+RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "warmup_epochs": 5, "img_size": 16}
 
 SCRIPT = """
 import atexit, sys, threading, torch
