@@ -240,7 +240,7 @@ def test_weights_that_do_not_fit_the_data(say, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)])
 def test_a_signal_tells_how_to_resume(place, stop):
     draw(place / "pictures", count=40)
     source = Path(__file__).parents[2] / "src"

@@ -29,6 +29,7 @@ KINDS = {
     "aa_capsnet", "ar_capsnet", "da_capsnet", "deepcaps", "efficient_capsnet", "idp_capsnet", "orthcaps_s",
     "rs_capsnet", "capsnet_cifar",
 }  # fmt: skip
+SOAKED = {"aa_capsnet", "ar_capsnet", "capsnet_cifar", "deepcaps", "idp_capsnet", "mspcaps_t_p3", "rs_capsnet"}
 SLOW = {"orthcaps_d"}  # 27 routings: its export alone takes longer than a hundred seconds
 ALIKE = {"mspcaps_t_p2", "mspcaps_t_scale32", "mspcaps_t_scale8", "mspcaps_t_linear_margin"}
 
@@ -57,7 +58,9 @@ def test_a_new_model_is_exported_here_or_is_like_one_that_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(kind, marks=[pytest.mark.soak] if kind in SOAKED else []) for kind in sorted(KINDS)]
+)
 def test_every_kind_of_model_as_onnx(name, tmp_path):
     pytest.importorskip("onnxscript", reason=REASON)
     pytest.importorskip("onnxruntime", reason=REASON)

@@ -219,8 +219,8 @@ def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
     assert validator.accuracy() == pytest.approx(100 * right / 20, abs=5.1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pgd", pytest.param("trades", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
 def test_adversarial_training_makes_robust(tmp_path: Path, kind: Any) -> None:
     """Faint bars under a strong attack: a plain run loses them, one that trained against it keeps most."""
     images, labels = bars(256, 16, 0)

@@ -21,7 +21,9 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Li
 RECIPE = load_recipe("paper/cifar10/mspcaps_t")
 
 
-@pytest.mark.parametrize(("model", "size"), [("mspcaps_t", 512), ("mspcaps_l", 224)])
+@pytest.mark.parametrize(
+    ("model", "size"), [pytest.param("mspcaps_t", 512, marks=pytest.mark.soak), ("mspcaps_l", 224)]
+)
 def test_a_run_that_cannot_fit_is_refused_and_told_the_largest_size_that_can(
     model: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
