@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from mspcaps.cli.common import (
     CsvSwitch,
+    Format,
     JsonSwitch,
     Maybe,
     SkipBroken,
@@ -75,8 +76,7 @@ def evaluate(
     from mspcaps.export import load_onnx
     from mspcaps.models import load_model
     from mspcaps.report import evaluation_page, write_page
-    from mspcaps.report.evaluation import as_document
-    from mspcaps.report.run import folder_notes, page_path
+    from mspcaps.report.run import page_path
     from mspcaps.training import choose_device
 
     form = choose_format(json, csv)
@@ -117,12 +117,21 @@ def evaluate(
             lambda: write_page(place, evaluation_page(weights, model, result, seen, source, split), about), form
         )
     if form != "text":
-        document = {"weights": weights, "data": source, "split": split, **as_document(result)}
-        document["members"] = [
-            {"weights": name, **as_document(one)} for name, one in zip(weights, members, strict=False)
-        ]
-        document |= {"notes": folder_notes(source, [split]), "page": written}
-        print_document(form, document, document["classes"])
+        show_document(form, weights, members, result, source, split, written)
+
+
+def show_document(
+    form: Format, weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation", source: str,
+    split: str, page: Path | None,
+) -> None:  # fmt: skip
+    """The same for programs; docs/formats.md lists the keys."""
+    from mspcaps.report.evaluation import as_document
+    from mspcaps.report.run import folder_notes
+
+    document = {"weights": weights, "data": source, "split": split, **as_document(result)}
+    document["members"] = [{"weights": name, **as_document(one)} for name, one in zip(weights, members, strict=False)]
+    document |= {"notes": folder_notes(source, [split]), "page": page}
+    print_document(form, document, document["classes"])
 
 
 def show_figures(
