@@ -194,12 +194,12 @@ def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
     }
 
 
-def later_seeds(groups: Mapping[str, Group], commit: str) -> list[tuple[str, Spread, Spread, Difference]]:
-    """Of models with seeds from this commit and from others: the others, these, and how far their means differ."""
+def later_seeds(groups: Mapping[str, Group]) -> list[tuple[str, Spread, Spread, Difference]]:
+    """Of models with more than the first three seeds: those three, the later ones, and how far their means differ."""
     found = []
     for model, group in groups.items():
-        later = [run.accuracy.last for run in group.runs if (run.commit or "").startswith(commit)]
-        first = [run.accuracy.last for run in group.runs if not (run.commit or "").startswith(commit)]
+        later = [run.accuracy.last for run in group.runs if run.seed not in FIRST_SEEDS]
+        first = [run.accuracy.last for run in group.runs if run.seed in FIRST_SEEDS]
         if later and first:
             a, b = Spread.of(first), Spread.of(later)
             found.append((model, a, b, Difference.of(a, b)))

@@ -35,7 +35,6 @@ ROOT = Path(__file__).parent.parent
 GENERATED = "<!-- Written by `make regenerate` from results/. Do not edit: a test compares the two. -->"
 NONE, NOT_TRAINED = "–", "not trained yet"
 FIRST = "paper+initial_scale=positions0.02"  # how the first runs of 300 epochs are called today
-LATER = "81d459b"  # where more seeds of some models were trained, after the first runs of all
 SHARING = 6  # the paper's table of it
 PLURAL = {"holds": "hold", "holds in part": "hold in part", "is not confirmed": "are not confirmed"}
 Compared = Mapping[claims.Claim, Sequence[claims.Comparison]]
@@ -130,7 +129,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "t": row_of_t(report), "sharing_gap": next(p.difference for p in pairs if p.claim.table == SHARING),
         "t_rows": t_rows(report), "seeds": seeds_of(report.compared), "verdicts": verdicts(before, compared),
         "repeats": claims.repeat_differences(report.compared),
-        "later": claims.later_seeds(report.compared, LATER), "later_commit": LATER,
+        "later": claims.later_seeds(report.compared),
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks),
         "robustness": robustness.values_of(results),
