@@ -7,6 +7,7 @@ class equally often; it is another order and nothing else, so every engine takes
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from mspcaps.training.recipe import Recipe
 
 WORKERS = 2  # processes that read pictures
 MAX_STEPS_PER_REPLAY = 16  # steps that one CUDA graph holds
+ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="epochs")  # draws the next epoch of every run
 
 
 class Loader:
@@ -35,6 +37,7 @@ class Loader:
         self.balanced = data.labels.cpu() if balance else None
         self._place(self.steps, data.images.device)
         self.step_number = self.position
+        self.drawn: dict[int, Future[tuple[Tensor, Tensor]]] = {}  # the epoch that is drawn ahead
 
     def _lay_out(self, n: int, batch_size: int, seed: int, rank: int, world: int) -> None:
         if n < batch_size:
@@ -69,10 +72,18 @@ class Loader:
         rows = rows[: self.steps * self.batch_size].view(self.steps, self.batch_size, *rows.shape[1:])
         return rows.chunk(self.world, dim=1)[self.rank]
 
+    def draw(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """-> this process's order and draws of the epoch, where the device can fetch them without making us wait."""
+        order = self.share(self.epoch_order(epoch))
+        draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
+        return (order.pin_memory(), draws.pin_memory()) if self.order.is_cuda else (order, draws)
+
     def begin(self, epoch: int, step: int = 0) -> None:
-        """Lay out the epoch; the next batch is that of `step`."""
-        self.order.copy_(self.share(self.epoch_order(epoch)))
-        self.draws.copy_(self.share(epoch_draws(self.seed, epoch, self.n, self.augment)))
+        """Lay out the epoch; the next batch is that of `step`. The epoch after it is drawn while the device trains."""
+        order, draws = self.drawn[epoch].result() if epoch in self.drawn else self.draw(epoch)
+        self.order.copy_(order, non_blocking=True)
+        self.draws.copy_(draws, non_blocking=True)
+        self.drawn = {epoch + 1: ahead.submit(self.draw, epoch + 1)}
         self.position.fill_(step)
         self.epoch_key.fill_(dropout_key(self.seed, epoch))
 
