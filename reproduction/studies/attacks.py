@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import tyro
-
 from mspcaps.bench.result import environment
 from mspcaps.evaluation.attacks import attack
 from mspcaps.evaluation.attacks.suite import Trial
@@ -25,7 +23,7 @@ GRID = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1)  # the paper's figure ha
 BUDGETS = tuple(level / 255 for level in (8, 4, 2, 1))  # the largest is the cheapest: few images survive for long
 STRONG = ("apgd-100", "apgd-100:log_odds", "votes-20:log_odds", "square-1000", "apgd-100:targeted_dlr")
 CHECKED = ("bim-10:margin", "bim-10:log_odds", "apgd-100", "apgd-100:log_odds")  # with all the checks of the suite
-LARGE = ("mspcaps_l", "resnet18")  # half of the images at a time
+LARGE = ("mspcaps_l", "resnet18", "capsnet")  # half of the images at a time
 
 Piece = tuple[str, str, tuple[float, ...]]  # model, attack, budgets
 
@@ -78,4 +76,6 @@ def main(
 
 
 if __name__ == "__main__":
+    import tyro  # not on every machine with a GPU, where Python calls main
+
     tyro.cli(main)

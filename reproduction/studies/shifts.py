@@ -8,8 +8,6 @@ is there already is left out.
 
 from pathlib import Path
 
-import tyro
-
 from mspcaps.bench.result import environment
 from mspcaps.evaluation import ShiftEvaluation, ShiftResult, evaluate_shifts, load_for, write_shifts
 from mspcaps.evaluation.shift_results import read_shifts
@@ -22,7 +20,7 @@ from mspcaps.training import choose_device
 UNKNOWN = ShiftEvaluation(0.0, {}, 0, 0)
 
 
-def main(weights: tyro.conf.Positional[list[str]], results: Path = Path("results"), device: str | None = None) -> None:
+def main(weights: list[str], results: Path = Path("results"), device: str | None = None) -> None:
     """Each on the test images of what it was trained on."""
     where, data = choose_device(device), {}
     around = environment(where)
@@ -42,4 +40,6 @@ def main(weights: tyro.conf.Positional[list[str]], results: Path = Path("results
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    import tyro  # not on every machine with a GPU, where Python calls main
+
+    tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs,))

@@ -1,5 +1,7 @@
 """The figure and the tables of docs/robustness.md say what the stored results say, however few there are."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,3 +98,9 @@ def test_the_study_attacks_what_is_missing(tmp_path):
     assert attacks.is_done(known, "bim-10:margin", (0.01, 0.02))
     assert not attacks.is_done(known, "bim-10:margin", (0.01, 0.03)) and not attacks.is_done(None, "fgsm", (0.01,))
     assert not attacks.is_done(known, "bim-20:margin", (0.01,)) and not attacks.is_done(known, "bim-10:cw", (0.01,))
+
+
+def test_what_a_gpu_runs_needs_no_command_line() -> None:
+    """Machines with GPUs may have PyTorch and no tyro: Python calls `main` of the studies, and the sweep."""
+    code = "import sys; sys.modules['tyro'] = None; import reproduction.studies.attacks, reproduction.studies.shifts"
+    subprocess.run([sys.executable, "-c", f"{code}; import mspcaps.training.sweep, mspcaps.bench"], check=True)

@@ -54,7 +54,7 @@ class ARCapsNet(CapsuleModel):
                 f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
                 f"works is {nearest}"
             )
-        self.task, self.dim = task, dim
+        self.dim = dim
         self.stem = nn.Sequential(
             conv3x3(task.in_chans, 64), BatchNorm(64), nn.ReLU(), conv3x3(64, 64), BatchNorm(64), nn.ReLU()
         )
@@ -121,11 +121,6 @@ class ARCapsNet(CapsuleModel):
 
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
         return super().reconstruct(v * self.dim**0.5, y)  # the decoder sees what tanh gave
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = self.init_votes(self.routing.with_outputs(num_classes))
-        if self.decoder is not None:
-            self.decoder = self.new_decoder(num_classes)
 
 
 def conv3x3(in_chans: int, out_chans: int, stride: int = 1) -> nn.Conv2d:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import DynamicRouting, squash
 from mspcaps.capsules.squash import at_least_fp32
-from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
@@ -43,10 +43,9 @@ class CapsNet(CapsuleModel):
         self.primary = nn.Conv2d(256, types * d_in, 9, stride=2, padding=self.padding)
         n = types * rows * columns
         self.num_features = n * d_in
-        leaky = self.leaky
-        self.routing = init_votes(DynamicRouting(n, d_in, task.num_classes, d_out, iterations, bias=leaky, leaky=leaky))
-        self.task = task
-        self.decoder = Decoder(task.num_classes * d_out, task) if decoder else None
+        routing = DynamicRouting(n, d_in, task.num_classes, d_out, iterations, bias=self.leaky, leaky=self.leaky)
+        self.routing = self.init_votes(routing)
+        self.decoder = self.new_decoder(task.num_classes) if decoder else None
 
     def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of primary capsules; an image that leaves none is refused."""
@@ -69,11 +68,11 @@ class CapsNet(CapsuleModel):
         u = self.forward_features(x)
         return {"map.0": self.forward_stem(x), "primary.0": u, "routed.0": self.routing(u)}
 
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = init_votes(self.routing.with_outputs(num_classes))
-        if self.decoder is not None:
-            old = next(self.decoder.parameters())
-            self.decoder = Decoder(num_classes * self.d_out, self.task).to(old.device, old.dtype)
+    def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
+        nn.init.normal_(routing.w, std=0.1)
+        if routing.bias is not None:
+            nn.init.constant_(routing.bias, 0.1)
+        return routing
 
 
 class CapsNetCIFAR(CapsNet):
@@ -102,13 +101,6 @@ def standardize(x: Tensor) -> Tensor:
     mean = x.mean((1, 2, 3), keepdim=True)
     variance = (x - mean).square().mean((1, 2, 3), keepdim=True)  # [b, 1, 1, 1]
     return (x - mean) * variance.clamp_min(1 / x[0].numel()).rsqrt()
-
-
-def init_votes(routing: DynamicRouting) -> DynamicRouting:
-    nn.init.normal_(routing.w, std=0.1)
-    if routing.bias is not None:
-        nn.init.constant_(routing.bias, 0.1)
-    return routing
 
 
 @register_model

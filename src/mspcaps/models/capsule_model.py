@@ -25,15 +25,17 @@ class Decoder(nn.Sequential):
 
 class CapsuleModel(Model):
     """A family implements `forward_features` and sets `self.routing`, or implements `route` if there is more to it than
-    one block; with a decoder it sets `self.decoder`, and `self.reconstruction` if the weight of its error is not that
-    of CapsNet."""
+    one block. With a decoder it sets `self.d_out` and `self.decoder`, and `self.reconstruction` if the weight of its
+    error is not that of CapsNet."""
 
     scores = "lengths"
     criterion = staticmethod(margin_loss)
     routing: Any
+    d_out: int  # numbers of a class capsule
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
+        self.task = task
         self.decoder: nn.Module | None = None
         self.reconstruction = RECONSTRUCTION  # weight of the squared error, summed over pixels
 
@@ -59,6 +61,18 @@ class CapsuleModel(Model):
 
     def get_classifier(self) -> nn.Module:
         return self.routing
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.routing = self.init_votes(self.routing.with_outputs(num_classes))
+        if self.decoder is not None:
+            self.decoder = self.new_decoder(num_classes)
+
+    def init_votes(self, routing: Any) -> Any:
+        """A fresh block of class capsules, with the initial weights of the family if the block's own are others."""
+        return routing
+
+    def new_decoder(self, num_classes: int) -> nn.Module:
+        return Decoder(num_classes * self.d_out, self.task)
 
     def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
         v = self.forward_capsules(x)

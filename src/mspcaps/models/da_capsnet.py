@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import DualAttentionRouting
 from mspcaps.capsules.routing.dual_attention import Gate
-from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
@@ -59,8 +59,7 @@ class DACapsNet(CapsuleModel):
         self.routing = DualAttentionRouting(
             self.num_features // ROW, ROW, task.num_classes, d_out, iterations, accumulate
         )
-        self.task = task
-        self.decoder = Decoder(task.num_classes * d_out, task) if decoder else None
+        self.decoder = self.new_decoder(task.num_classes) if decoder else None
         for module in (*self.fine, *self.coarse):
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
@@ -84,11 +83,6 @@ class DACapsNet(CapsuleModel):
         fine, coarse = self.forward_maps(x)
         u = self.make_rows(coarse)
         return {"map.0": fine, "map.1": coarse, "primary.0": u, "routed.0": self.route(u)}
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = self.routing.with_outputs(num_classes)
-        if self.decoder is not None:
-            self.decoder = Decoder(num_classes * self.d_out, self.task)
 
 
 @register_model

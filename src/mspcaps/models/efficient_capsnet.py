@@ -18,7 +18,7 @@ import math
 from torch import Tensor, nn
 
 from mspcaps.capsules import SelfAttentionRouting, exponential_squash
-from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import BatchNorm, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
@@ -49,9 +49,8 @@ class EfficientCapsNet(CapsuleModel):
         nn.init.xavier_uniform_(self.primary.weight)
         nn.init.zeros_(self.primary.bias)  # type: ignore[arg-type]
         self.num_features = chans
-        self.routing = init_votes(SelfAttentionRouting(chans // d_in, d_in, task.num_classes, d_out))
-        self.task = task
-        self.decoder = Decoder(task.num_classes * d_out, task) if decoder else None
+        self.routing = self.init_votes(SelfAttentionRouting(chans // d_in, d_in, task.num_classes, d_out))
+        self.decoder = self.new_decoder(task.num_classes) if decoder else None
         self.reconstruction = RECONSTRUCTION / (task.in_chans * math.prod(task.img_size))
 
     def forward_stem(self, x: Tensor) -> Tensor:
@@ -72,17 +71,11 @@ class EfficientCapsNet(CapsuleModel):
         u = self.make_capsules(fmap)
         return {"map.0": fmap, "primary.0": u, "routed.0": self.route(u)}
 
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = init_votes(self.routing.with_outputs(num_classes))
-        if self.decoder is not None:
-            self.decoder = Decoder(num_classes * self.d_out, self.task)
-
-
-def init_votes(routing: SelfAttentionRouting) -> SelfAttentionRouting:
-    """He's deviation as Keras takes it for four dimensions: all but the output dimension count as inputs."""
-    n_in, d_in, n_out, _ = routing.w.shape
-    nn.init.normal_(routing.w, std=math.sqrt(2 / (n_in * d_in * n_out)))
-    return routing
+    def init_votes(self, routing: SelfAttentionRouting) -> SelfAttentionRouting:
+        """He's deviation as Keras takes it for four dimensions: all but the output dimension count as inputs."""
+        n_in, d_in, n_out, _ = routing.w.shape
+        nn.init.normal_(routing.w, std=math.sqrt(2 / (n_in * d_in * n_out)))
+        return routing
 
 
 @register_model

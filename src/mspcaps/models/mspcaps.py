@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from mspcaps.capsules import AdditionFusion, CrossAgreementRouting, DynamicRouting, PatchifyCaps, States
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
-from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import ConvBN, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
@@ -110,8 +110,8 @@ class MSPCaps(CapsuleModel):
         )
         self.routing = nn.ModuleList(self.build_routing(config))
         self.num_features = sum(math.prod(g) * config.dims[i] for i, g in zip(config.scales, grids, strict=True))
-        self.task, self.d_out = task, config.d_out
-        self.decoder = Decoder(task.num_classes * config.d_out, task) if config.decoder else None
+        self.d_out = config.d_out
+        self.decoder = self.new_decoder(task.num_classes) if config.decoder else None
 
     def build_routing(self, config: Config) -> list[nn.Module]:
         """The CAR blocks: two for three scales, else one straight to the classes; a single scale meets itself."""
@@ -158,7 +158,7 @@ class MSPCaps(CapsuleModel):
     def new_classifier(self, num_classes: int) -> None:
         self.routing[-1] = self.routing[-1].with_outputs(num_classes)
         if self.decoder is not None:
-            self.decoder = Decoder(num_classes * self.d_out, self.task)
+            self.decoder = self.new_decoder(num_classes)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.backbone.grad_checkpointing = enable

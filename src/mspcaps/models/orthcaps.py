@@ -166,9 +166,6 @@ class OrthCaps(CapsuleModel):
         capsules = primary.unflatten(1, (-1, D)).movedim(2, -1).flatten(1, 3)
         return {"map.0": fmap, "primary.0": capsules, "flat.0": flat, "routed.0": self.route(flat)}
 
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = self.routing.with_outputs(num_classes)
-
     def no_weight_decay(self) -> set[str]:
         """The rows of a Householder matrix: their length means nothing."""
         return {name for name, _ in self.named_parameters() if name.endswith(".reflections")}

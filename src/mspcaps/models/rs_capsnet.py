@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mspcaps.capsules import DynamicRouting, squash
 from mspcaps.capsules.squash import at_least_fp32
-from mspcaps.models.capsule_model import CapsuleModel, Decoder
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import ConvBN, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
@@ -89,9 +89,8 @@ class RSCapsNet(CapsuleModel):
         rows, columns = (-(-side // 4) for side in task.img_size)
         n = combined * rows * columns
         self.num_features = n * d_in
-        self.routing = init_votes(DynamicRouting(n, d_in, task.num_classes, d_out, iterations))
-        self.task = task
-        self.decoder = Decoder(task.num_classes * d_out, task) if decoder else None
+        self.routing = self.init_votes(DynamicRouting(n, d_in, task.num_classes, d_out, iterations))
+        self.decoder = self.new_decoder(task.num_classes) if decoder else None
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
@@ -127,15 +126,9 @@ class RSCapsNet(CapsuleModel):
             "primary.0": u.flatten(1, 3), "combined.0": combined, "routed.0": self.route(combined),
         }  # fmt: skip
 
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = init_votes(self.routing.with_outputs(num_classes))
-        if self.decoder is not None:
-            self.decoder = Decoder(num_classes * self.d_out, self.task)
-
-
-def init_votes(routing: DynamicRouting) -> DynamicRouting:
-    nn.init.normal_(routing.w, std=0.05)
-    return routing
+    def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
+        nn.init.normal_(routing.w, std=0.05)
+        return routing
 
 
 @register_model

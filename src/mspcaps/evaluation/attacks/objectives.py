@@ -65,8 +65,7 @@ def true_score(scores: Tensor, y: Tensor) -> Tensor:
 
 def runner_up(scores: Tensor, y: Tensor) -> Tensor:
     """The highest score of any class but y."""
-    own = F.one_hot(y, scores.shape[1]).bool()
-    return scores.masked_fill(own, -torch.inf).amax(1)
+    return scores.scatter(1, y[:, None], -torch.inf).amax(1)
 
 
 OBJECTIVES: dict[str, Objective] = {
