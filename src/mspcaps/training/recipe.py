@@ -97,7 +97,7 @@ class Recipe:
     img_size: int | None = None
     """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
-    """Training augmentation (crop, flip, rotate); default: that of the data set."""
+    """Training augmentation (crop, flip, colour and more); default: that of the data set."""
     adversary: Adversary | None = None
     """Adversarial training: attack every batch before learning from it."""
     balance: bool = False
@@ -179,11 +179,13 @@ class Recipe:
         if train is not None:
             size = train.size[0] if train.size[0] == train.size[1] else size
             augment = augment or Augmentation(crop=min(train.size) // 8)  # a small shift leaves any class as it is
-            if augment.crop >= min(train.size):
-                raise MspcapsError(
-                    f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} "
-                    f"pixels out of view: choose less than {min(train.size)}"
-                )
+            for name, harm in (("crop", "move {} out of view"), ("cutout", "cover {} whole")):
+                if (pixels := getattr(augment, name)) >= min(train.size):
+                    which = f"images of {train.size[0]} x {train.size[1]} pixels"
+                    raise MspcapsError(
+                        f"augment.{name} is {pixels}, which can {harm.format(which)}: choose less than "
+                        f"{min(train.size)}"
+                    )
         return dataclasses.replace(self, img_size=size, augment=augment, warmup_epochs=self.warmup)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
@@ -288,8 +290,8 @@ def _same_path(data: str, other: str) -> bool:
 
 def _short(value: Any) -> str:
     """Fit for the name of a folder."""
-    if isinstance(value, dict):
-        return ",".join(f"{key}{item}" for key, item in value.items())
+    if isinstance(value, dict):  # younger fields of a table are left out when they are off: names stay what they were
+        return ",".join(f"{key}{item}" for key, item in value.items() if item or key in ("crop", "flip", "rotate"))
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, str) and {*value} & {*NOT_IN_NAMES}:  # a path: most weights are called last, so it needs more
