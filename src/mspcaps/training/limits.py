@@ -19,7 +19,7 @@ def check_numbers(recipe: "Recipe") -> None:
     for name, least in least_values.items():
         if (value := getattr(recipe, name)) is not None and value < least:
             raise MspcapsError(f"{name} is {value}, but must be at least {least}")
-    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
+    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum", "muon_lr"):
         if not 0 <= getattr(recipe, name) < math.inf:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
     for name in ("warmup_start", "lr_gamma", "momentum"):

@@ -74,10 +74,14 @@ class Recipe:
     """Peak learning rate."""
     weight_decay: float = 1e-4
     """Weight decay of every parameter, except those that the model exempts."""
+    decay_vectors: bool = True
+    """Whether biases, scales of norms and other vectors decay, too."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD and of Muon."""
     nesterov: bool = False
     """Nesterov momentum, for SGD."""
+    muon_lr: float = 0.0
+    """Peak learning rate of Muon, for convolutions and linear layers outside the classifier; 0: no Muon."""
     schedule: Literal["cosine", "exponential", "steps", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_epochs: int | None = None

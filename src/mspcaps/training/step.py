@@ -71,7 +71,7 @@ class Step:
         if engine != "eager":
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
             self.loss, self.dropout_keys = compile_once(batch_loss), compile_once(dropout_keys)
-            optimizer.update = compile_once(optimizer.update)
+            optimizer.update, optimizer.muon_update = map(compile_once, (optimizer.update, optimizer.muon_update))
         compiled = compile_once if engine != "eager" else lambda function: function
         if adversary:
             self.loss = RobustLoss(model, adversary, self.keys[-1:], self.world.rank, compiled)
