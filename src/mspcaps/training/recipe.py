@@ -110,6 +110,14 @@ class Recipe:
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
     ema: float = 0.0
     """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
+    label_smoothing: float = 0.0
+    """Share of every label that is spread evenly over all classes; 0.1 is usual."""
+    teacher: str = ""
+    """Weights of a model to learn from as well: a shipped name such as mspcaps_l.cifar10, or a weights file."""
+    teacher_weight: float = 0.5
+    """Weight of the teacher's answers in the loss; the labels have the rest."""
+    temperature: float = 4.0
+    """Divides the logits of both before they are compared: the higher, the more the unlikely classes count."""
     skip_broken: bool = False
     """Leave out pictures of a folder that cannot be read, and say which; otherwise they are refused."""
     validation: int = 0
