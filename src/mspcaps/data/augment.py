@@ -84,8 +84,8 @@ def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation, order: Ten
         sharpness = torch.rand(n, generator=generator_for("sharpness", seed, epoch))
         draws[:, 9] = 1 + augment.sharpness * (2 * sharpness - 1)
     if augment.mixup:
-        generator = np.random.default_rng(seed_for("mixup", seed, epoch))  # PyTorch's Beta reads the global state
-        draws[:, 10] = torch.from_numpy(generator.beta(augment.mixup, augment.mixup, n))
+        numpy = np.random.default_rng(seed_for("mixup", seed, epoch))  # PyTorch's Beta reads the global state
+        draws[:, 10] = torch.from_numpy(numpy.beta(augment.mixup, augment.mixup, n))
     return draws
 
 
