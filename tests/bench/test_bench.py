@@ -19,7 +19,7 @@ from mspcaps.data import Augmentation, load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.files import format_duration
 from mspcaps.models import summarize
-from mspcaps.training.step import batch_loss
+from mspcaps.training.objective import batch_loss
 
 CPU = torch.device("cpu")
 SMALL = Task(batch_size=8, img_size=16, num_classes=3, images=24)

@@ -72,6 +72,19 @@ def test_eval(say, odd):
     assert say("eval", odd, "--shifts", "--json").status == 2
 
 
+def test_eval_with_mirror_images_says_so_in_every_form(say, odd):
+    plain, both = (strict(say("eval", odd, "--split", "all", "--json", *more).out) for more in ([], ["--flip"]))
+    assert (plain["flip"], both["flip"]) == (False, True)
+    assert plain["page"] != both["page"] and "mirror images" in Path(both["page"]).read_text()
+    assert "mirror image" not in Path(plain["page"]).read_text()
+    assert "mirror image" in say("eval", odd, "--split", "all", "--no-page", "--flip").out
+    assert "mirror image" not in say("eval", odd, "--split", "all", "--no-page").out
+    table = say("eval", odd, "--split", "all", "--no-page", "--flip", "--csv")
+    assert "mirror image" in table.err and "mirror" not in table.out
+    refused = say("eval", odd, "--split", "all", "--flip", "--shifts")
+    assert refused.status == 2 and "--flip" in refused.err
+
+
 def test_eval_of_an_ensemble(say, place):
     draw(place / "pictures")
     files = [trained(place / "w.safetensors"), trained(place / "v.safetensors", "mspcaps_t_scale8")]

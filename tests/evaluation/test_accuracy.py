@@ -204,3 +204,18 @@ def test_figures_are_those_of_the_weights_precision_also_where_training_rounds(d
     alone = evaluate(model, data).scores
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(evaluate(model, data).scores, alone)
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t_p2", "resnet20"])
+def test_mirror_images_are_averaged_in_only_if_asked_for_and_the_result_says_so(name, data):
+    torch.manual_seed(1)
+    network = create_model(name, in_chans=1, img_size=16).eval()
+    plain, both = evaluate(network, data, batch_size=13), evaluate(network, data, batch_size=13, flip=True)
+    mirrored = data.images.numpy()[:, :, :, ::-1].copy()
+    other = evaluate(network, (torch.from_numpy(mirrored), data.labels))
+    torch.testing.assert_close(both.scores, (plain.scores + other.scores) / 2)
+    assert both.accuracy == pytest.approx(100 * (both.scores.argmax(1) == data.labels).double().mean().item())
+    assert both.loss == pytest.approx(network.criterion(both.scores, data.labels).item())
+    assert (plain.flip, both.flip) == (False, True) and not torch.equal(plain.scores, both.scores)
+    assert "mirror" in repr(both) and "mirror" in both._repr_html_()
+    assert "mirror" not in repr(plain) and "mirror" not in plain._repr_html_()

@@ -36,6 +36,13 @@ def test_its_scores_are_the_mean_of_those_of_its_members(data: ImageSet) -> None
     assert [call[1:] for call in seen] == [(44, 44)] * 3 and len({call[0] for call in seen}) == 3
 
 
+def test_every_member_answers_to_mirror_images_if_asked_to(data: ImageSet) -> None:
+    models = [member(seed) for seed in range(2)]
+    whole, each = evaluate_ensemble(models, data, flip=True)
+    assert whole.flip and all(one.flip for one in each)
+    torch.testing.assert_close(whole.scores, sum(evaluate(model, data, flip=True).scores for model in models) / 2)
+
+
 def test_members_may_take_images_of_other_sizes_if_the_data_are_named() -> None:
     models = [member(0), member(1, img_size=20)]
     whole, each = evaluate_ensemble(models, "fashionmnist_sample")

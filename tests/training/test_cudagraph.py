@@ -1,5 +1,6 @@
 """The engine cudagraph: it computes what the engine eager computes, also with neighbours."""
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -7,19 +8,21 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.data.cache import is_cached
-from mspcaps.models import create_model
+from mspcaps.models import create_model, save_weights
 from mspcaps.training import Engine, Recipe
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Adversary
 from mspcaps.training.step import Step, make_step
 
 EPOCHS = 8
-PAPER = Recipe()
+PAPER, SHIFTED = Recipe(), Augmentation(crop=1)
 CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs, whose sums are in another order, differ by up to 0.003
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def make(engine: Engine, seed: int = 0, kernels: bool = True, recipe: Recipe = PAPER) -> Step:
+def make(
+    engine: Engine, seed: int = 0, kernels: bool = True, recipe: Recipe = PAPER, augment: Augmentation = SHIFTED
+) -> Step:
     """A learnable task, so that wrong gradients show: the class is the brightest of ten columns."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (2048,), generator=generator)
@@ -29,7 +32,7 @@ def make(engine: Engine, seed: int = 0, kernels: bool = True, recipe: Recipe = P
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
-    loader = Loader(data, 128, Augmentation(crop=1), seed)
+    loader = Loader(data, 128, augment, seed)
     loader.begin(0)
     step = make_step(model, loader, recipe, engine, fused=kernels)
     step.optimizer.lr.fill_(5e-4)
@@ -69,6 +72,25 @@ def test_adversarial_steps_are_the_same_in_a_graph(kind: Literal["pgd", "trades"
     for name, tensor in plain.average.tensors.items():
         other = captured.average.tensors[name]
         assert (tensor - other).norm() < 0.1 * tensor.norm() + 1e-3, name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_everything_that_a_recipe_can_turn_on_is_the_same_in_a_graph(
+    optimizer: Literal["adamw", "sgd"], tmp_path: Path
+) -> None:
+    """Colour, cut-out, mixup, Muon, smoothed labels and a teacher."""
+    torch.manual_seed(7)
+    save_weights(tmp_path / "teacher.safetensors", create_model("resnet20"), classes=list("0123456789"))
+    augment = Augmentation(1, cutout=4, colour=0.2, sharpness=0.3, mixup=0.2)
+    recipe = Recipe(
+        optimizer=optimizer, muon_lr=5e-3, decay_vectors=False, label_smoothing=0.05, ema=0.9,
+        teacher=str(tmp_path / "teacher.safetensors"), teacher_weight=0.1,
+    )  # fmt: skip
+    plain, captured = (make(engine, recipe=recipe, augment=augment) for engine in ("eager", "cudagraph"))
+    captured.capture()
+    a, b = losses(plain, EPOCHS), losses(captured, EPOCHS)
+    assert a[-1] < 0.8 * a[0]
+    assert max(abs(x - y) / x for x, y in zip(a, b, strict=True)) < 0.1, (a, b)
 
 
 def test_our_kernels_equal_plain_layers() -> None:

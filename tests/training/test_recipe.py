@@ -271,3 +271,12 @@ def test_resolve_fills_in_what_the_data_set_says() -> None:
     own = Recipe(data="pictures", warmup_epochs=5)
     assert own.resolve() == own, "of these nothing is known yet"
     assert Recipe(data="svhn").resolve().name == "custom", "the recipe says the same as before"
+
+
+def test_younger_fields_of_the_augmentation_are_named_only_when_they_are_on() -> None:
+    recipe = load_recipe("paper/cifar10/mspcaps_t")
+    changed = recipe.replace(augment={"crop": 2, "flip": True})
+    assert changed.name == "paper+augment=crop2,flipTrue,rotate0.0", "as runs were called before there were others"
+    more = recipe.replace(augment={"crop": 2, "flip": True, "alternate_flip": True, "cutout": 8, "mixup": 0.2})
+    assert more.name == "paper+augment=crop2,flipTrue,rotate0.0,alternate_flipTrue,cutout8,mixup0.2"
+    assert not changed.differences(changed.to_dict() | {"augment": {"crop": 2, "flip": True, "rotate": 0.0}})

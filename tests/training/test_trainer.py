@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, Run]) -> No
     assert ledger.read_run(path) == run
     assert run.params == sum(p.numel() for p in load_model(folder / "last.safetensors").parameters())
     assert len(run.curve["loss"]) == 3 and run.accuracy.best == max(run.curve["accuracy"])
-    assert run.recipe["augment"] == {"crop": 2, "flip": True, "rotate": 10}
+    assert run.recipe["augment"] == asdict(Augmentation(crop=2, flip=True, rotate=10))
     assert run.curve["loss"][-1] < run.curve["loss"][0]
     assert not (folder / "checkpoint.safetensors").exists()
 
@@ -164,7 +164,8 @@ def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.Mo
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         (tmp_path / "pictures" / f"c{label}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "pictures" / f"c{label}" / f"{i}.png")
-    recipe = recipe_for(tmp_path / "pictures", epochs=2, batch_size=8)
+    augment = Augmentation(2, True, 10, alternate_flip=True, cutout=4, mixup=0.4)
+    recipe = recipe_for(tmp_path / "pictures", epochs=2, batch_size=8, augment=augment)
     resident = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     streaming = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b", save_every=0.0)

@@ -31,3 +31,8 @@ def soft_targets(y: Tensor, scores: Tensor) -> Tensor:
     Not F.one_hot, which reads the numbers: torch.func.vmap has none to read, and so no gradients per image.
     """
     return y.to(scores.dtype) if y.is_floating_point() else torch.zeros_like(scores).scatter(1, y[:, None], 1.0)
+
+
+def smooth_targets(y: Tensor, scores: Tensor, smoothing: float) -> Tensor:
+    """Targets of which a share is spread evenly over all classes: [b] or [b, j] -> [b, j], or y itself if none is."""
+    return soft_targets(y, scores) * (1 - smoothing) + smoothing / scores.shape[1] if smoothing else y

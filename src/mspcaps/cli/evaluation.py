@@ -43,6 +43,7 @@ def evaluate(
     batch_size: int = 500,
     device: Maybe[str] = None,
     images: Maybe[int] = None,
+    flip: Switch = False,
     shifts: Switch = False,
     results: Path = Path("results"),
     page: bool = True,
@@ -65,6 +66,7 @@ def evaluate(
         batch_size: Images per batch.
         device: cpu, cuda or mps; default: the GPU if there is one. ONNX files run on the CPU.
         images: Measure on this many images only, chosen at random but always the same; default: all.
+        flip: Average the scores of every image with those of its mirror image; the result says so.
         shifts: Measure the accuracy on changed images instead: rotation, shift, scale, shear, noise, blur, occlusion
             and contrast, each at five strengths.
         results: With --shifts the figures are written to robustness/*.json in this folder, and drawn beside them.
@@ -84,6 +86,8 @@ def evaluate(
         raise MspcapsError("name at least one weights file")
     if shifts and form != "text":
         raise MspcapsError(f"the figures of --shifts are written to {results}/robustness as JSON: leave out --{form}")
+    if shifts and flip:
+        raise MspcapsError("--shifts measures answers to single images: leave out --flip")
     if len(weights) > 1 and (shifts or images is not None):
         raise MspcapsError("--shifts and --images take one weights file: measure them one at a time")
     exported = [is_onnx(name, device) for name in weights]
@@ -94,7 +98,7 @@ def evaluate(
     with show_progress("images") as progress:
         if len(models) > 1:
             result, members = evaluate_ensemble(
-                models, data, split, batch_size, where, progress.update, skip_broken, note
+                models, data, split, batch_size, where, progress.update, skip_broken, note, flip
             )
         else:
             whole = load_for(model, data, split, progress.update, skip_broken=skip_broken, tell=note)
@@ -102,7 +106,7 @@ def evaluate(
             if shifts:
                 changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)
             else:
-                result = run(model, chosen, batch_size, where, progress.update)
+                result = run(model, chosen, batch_size, where, progress.update, flip=flip)
     if shifts:
         show_shifts(model, weights[0], chosen.name, changed, chosen is not whole, results)
         return
@@ -111,7 +115,7 @@ def evaluate(
         show_figures(weights, members, result, source, split)
     if page:
         seen = load_for(model, data, split, skip_broken=skip_broken, tell=lambda line: None) if members else chosen
-        place = page_path(out, weights, seen.name, split, images)
+        place = page_path(out, weights, seen.name, split, images, flip)
         about = None if members else model
         written = show_page(
             lambda: write_page(place, evaluation_page(weights, model, result, seen, source, split), about), form
@@ -125,9 +129,12 @@ def show_document(
     split: str, page: Path | None,
 ) -> None:  # fmt: skip
     """The same for programs; docs/formats.md lists the keys."""
+    from mspcaps.evaluation.accuracy import MIRRORED
     from mspcaps.report.evaluation import as_document
     from mspcaps.report.run import folder_notes
 
+    if form == "csv" and result.flip:  # its rows are those of the classes: they cannot say it
+        note(MIRRORED)
     document = {"weights": weights, "data": source, "split": split, **as_document(result)}
     document["members"] = [{"weights": name, **as_document(one)} for name, one in zip(weights, members, strict=False)]
     document |= {"notes": folder_notes(source, [split]), "page": page}
@@ -138,6 +145,8 @@ def show_figures(
     weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation", source: str, split: str
 ) -> None:
     """Tables and sentences, for people."""
+    from mspcaps.evaluation.accuracy import MIRRORED
+
     if members:
         show_members(weights, members, result)
     else:
@@ -149,6 +158,8 @@ def show_figures(
             f"loss {result.loss:.4f}  calibration error {result.ece:.2f} % at a mean confidence of "
             f"{result.confidence:.2f} %"
         )
+    if result.flip:
+        print(MIRRORED)
     if result.health:
         show_health(result.health)
 

@@ -1,4 +1,5 @@
-"""Random crop, flip and rotation of a whole batch at once, each image with its own draw, on the device of the images.
+"""Random crop, flip, rotation, colour, sharpness and cut-out of a whole batch at once, each image with its own draw, on
+the device of the images.
 
 The draws of an epoch are a function of (seed, epoch) alone and are made on the CPU, so every device and every resumed
 run sees the same ones.
@@ -7,19 +8,27 @@ run sees the same ones.
 import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mspcaps.data.catalog import Augmentation
 
 DRAWS = 4  # columns of a draw: row offset, column offset, flip, angle
+MORE_DRAWS = 11  # and then: place of the square (2), brightness, contrast, saturation, sharpness, share in a mixture
+GREY = 0.5  # of the square
+LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue are to the eye
+
+
+def seed_for(*key: object) -> int:
+    """32 bits that depend on the key only: PyTorch's CPU generator ignores the rest of a seed."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest()[:4], "little")
 
 
 def generator_for(*key: object) -> torch.Generator:
     """A CPU generator that depends on the key only."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    # 32 bits: PyTorch's CPU generator ignores the rest of a seed
-    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
+    return torch.Generator().manual_seed(seed_for(*key))
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
@@ -44,21 +53,98 @@ def balanced_order(seed: int, epoch: int, labels: Tensor, count: int) -> Tensor:
     return torch.cat(drawn)[torch.randperm(count, generator=generator)]
 
 
-def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation) -> Tensor:
-    """One draw for every position of the epoch: float32 [n, DRAWS]."""
+def draw_columns(augment: Augmentation) -> int:
+    """How many columns the draws have: images that are only cropped, flipped and rotated need no more than four."""
+    return MORE_DRAWS if augment.cutout or augment.colour or augment.sharpness or augment.mixup else DRAWS
+
+
+def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation, order: Tensor | None = None) -> Tensor:
+    """One draw for every position of the epoch: float32 [n, draw_columns]; `order` says which image stands there.
+
+    Crop, flip and rotation share a generator; each later kind has its own, so that none changes the draws of another.
+    """
     generator = generator_for("augment", seed, epoch)
-    draws = torch.zeros(n, DRAWS)
+    draws = torch.zeros(n, draw_columns(augment))
     if augment.crop:
         draws[:, :2] = torch.randint(2 * augment.crop + 1, (n, 2), generator=generator) - augment.crop
     if augment.flip:
         draws[:, 2] = torch.randint(2, (n,), generator=generator)
     if augment.rotate:
         draws[:, 3] = (torch.rand(n, generator=generator) * 2 - 1) * math.radians(augment.rotate)
+    if augment.alternate_flip:
+        order = epoch_order(seed, epoch, n) if order is None else order
+        first = torch.randint(2, (n,), generator=generator_for("first side", seed))  # of each image, in epoch 0
+        draws[: len(order), 2] = ((first[order] + epoch) % 2).float()
+    if augment.cutout:
+        draws[:, 4:6] = torch.rand(n, 2, generator=generator_for("cutout", seed, epoch))
+    if augment.colour:
+        colours = torch.rand(n, 3, generator=generator_for("colour", seed, epoch))
+        draws[:, 6:9] = 1 + augment.colour * (2 * colours - 1)
+    if augment.sharpness:
+        sharpness = torch.rand(n, generator=generator_for("sharpness", seed, epoch))
+        draws[:, 9] = 1 + augment.sharpness * (2 * sharpness - 1)
+    if augment.mixup:
+        numpy = np.random.default_rng(seed_for("mixup", seed, epoch))  # PyTorch's Beta reads the global state
+        draws[:, 10] = torch.from_numpy(numpy.beta(augment.mixup, augment.mixup, n))
     return draws
 
 
 def augment_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentation) -> Tensor:
-    """images uint8 [n, c, h, w], index [b], draws [b, DRAWS] -> float32 [b, c, h, w] in [0, 1].
+    """images uint8 [n, c, h, w], index [b], draws [b, draw_columns] -> float32 [b, c, h, w] in [0, 1].
+
+    First where the pixels come from, then their colours, then sharpness, and last the square: it is always grey.
+    """
+    x = move_images(images, index, draws, augment)
+    if augment.colour:
+        x = change_colour(x, draws[:, 6:9])
+    if augment.sharpness:
+        x = change_sharpness(x, draws[:, 9])
+    return cut_out(x, draws[:, 4:6], augment.cutout) if augment.cutout else x
+
+
+def change_colour(x: Tensor, factors: Tensor) -> Tensor:
+    """x [b, c, h, w], factors [b, 3] of brightness, contrast (about the mean of the image) and, if there are three
+    channels, saturation (about the grey of the pixel): one after the other, each within [0, 1]."""
+    brightness, contrast, saturation = factors.view(-1, 3, 1, 1, 1).unbind(1)
+    x = (x * brightness).clamp(0, 1)
+    mean = to_grey(x).mean((2, 3), keepdim=True)
+    x = (mean + contrast * (x - mean)).clamp(0, 1)
+    if x.shape[1] != len(LUMA):
+        return x
+    grey = to_grey(x)
+    return (grey + saturation * (x - grey)).clamp(0, 1)
+
+
+def to_grey(x: Tensor) -> Tensor:
+    """[b, c, h, w] -> [b, 1, h, w]"""
+    if x.shape[1] != len(LUMA):
+        return x.mean(1, keepdim=True)
+    red, green, blue = x.split(1, dim=1)
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+
+
+def change_sharpness(x: Tensor, factor: Tensor) -> Tensor:
+    """x [b, c, h, w], factor [b]: away from the blurred image (above 1) or towards it (below), within [0, 1].
+
+    Blurred is the mean of the 3 x 3 pixels around each, in which it counts five times; edges are repeated.
+    """
+    around = 9 * F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    blurred = (around + 4 * x) / 13
+    return (blurred + factor.view(-1, 1, 1, 1) * (x - blurred)).clamp(0, 1)
+
+
+def cut_out(x: Tensor, place: Tensor, side: int) -> Tensor:
+    """x [b, c, h, w], place [b, 2] in [0, 1) of all places at which the whole square is inside the image."""
+    inside = []
+    for axis, length in enumerate(x.shape[2:]):
+        start = (place[:, axis] * (length - side + 1)).floor().clamp(max=length - side).view(-1, 1)
+        along = torch.arange(length, device=x.device)
+        inside.append((along >= start) & (along < start + side))  # [b, length]
+    return torch.where(inside[0][:, None, :, None] & inside[1][:, None, None, :], GREY, x)
+
+
+def move_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentation) -> Tensor:
+    """images uint8 [n, c, h, w], index [b], draws [b, at least DRAWS] -> float32 [b, c, h, w] in [0, 1].
 
     Crop from the zero-padded image, then flip, then rotate about the centre (bilinear, zeros outside). Written as one
     gather from the resident set, so a compiler fuses it with whatever reads the batch.

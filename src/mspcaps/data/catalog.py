@@ -22,11 +22,26 @@ class Augmentation:
     """Flip images horizontally at random."""
     rotate: float = 0.0
     """Largest angle of a random rotation, in degrees."""
+    alternate_flip: bool = False
+    """With flip: every image is flipped in every other epoch, after a first side at random, instead of by chance."""
+    cutout: int = 0
+    """Side in pixels of a grey square that covers a random part of every image."""
+    colour: float = 0.0
+    """Brightness, contrast and saturation change by random factors between 1 - colour and 1 + colour."""
+    sharpness: float = 0.0
+    """Sharpness changes by a random factor between 1 - sharpness (blurred) and 1 + sharpness."""
+    mixup: float = 0.0
+    """Mix every image and its label with those of a neighbour, in shares drawn from Beta(mixup, mixup)."""
 
     def __post_init__(self) -> None:
-        for name in ("crop", "rotate"):
+        for name in ("crop", "rotate", "cutout", "colour", "sharpness", "mixup"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise MspcapsError(f"augment.{name} is {getattr(self, name)}, but must be a non-negative number")
+        for name in ("colour", "sharpness"):
+            if getattr(self, name) > 1:
+                raise MspcapsError(f"augment.{name} is {getattr(self, name)}, but must be at most 1")
+        if self.alternate_flip and not self.flip:
+            raise MspcapsError("augment.alternate_flip is set, but augment.flip is not: set flip as well")
         if self.rotate > 180:
             raise MspcapsError(
                 f"augment.rotate is {self.rotate}, but must be at most 180, which covers every direction"

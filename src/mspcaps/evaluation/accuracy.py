@@ -32,6 +32,7 @@ Data = (
     ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
 )  # what `evaluate` measures on
 MAX_SHOWN = 30  # classes in a notebook
+MIRRORED = "each answer is the mean of those to an image and to its mirror image"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class Evaluation:
     classes: tuple[str, ...]
     health: tuple[BlockHealth, ...] = ()  # of every routing block, on some of the images; see evaluation/health.py
     kind: ScoreKind = "lengths"  # what the scores are
+    flip: bool = False  # whether they are means over an image and its mirror image
 
     def __repr__(self) -> str:
         return (
             f"Evaluation({self.accuracy:.2f} % of {self.n:,} images right, loss {self.loss:.4f}, "
-            f"mean confidence {self.confidence:.2f} %, ece {self.ece:.2f} %)"
+            f"mean confidence {self.confidence:.2f} %, ece {self.ece:.2f} %{f'; {MIRRORED}' if self.flip else ''})"
         )
 
     def _repr_html_(self) -> str:
@@ -66,6 +68,7 @@ class Evaluation:
         more = f"and {len(rows) - MAX_SHOWN:,} more classes; " if len(rows) > MAX_SHOWN else ""
         note = (
             f"{more}loss {self.loss:.4f}, mean confidence {self.confidence:.2f} %, calibration error {self.ece:.2f} %"
+            f"{f'; {MIRRORED}' if self.flip else ''}"
         )
         title = f"{self.accuracy:.2f} % of {self.n:,} images right"
         return small_table(("class", "images", "accuracy"), rows[:MAX_SHOWN], note, title, right=(1, 2))
@@ -115,29 +118,32 @@ def evaluate(
     device: torch.device | str | None = None,
     progress: ProgressFn = no_progress,
     skip_broken: bool = False,
+    flip: bool = False,
 ) -> Evaluation:
     """Measure a model on all images of `data`. If `device` is given, the model is moved there.
 
     `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images
     are used, in the model's image size; a pair is images and labels [n], and a DataLoader gives such pairs. Images are
     tensors or arrays of uint8 or of floats in [0, 1]: normalisation is part of the model. With `skip_broken` pictures
-    of a folder that cannot be read are left out, with a warning that names the first of them.
+    of a folder that cannot be read are left out, with a warning that names the first of them. With `flip` the scores of
+    every image are averaged with those of its mirror image, and the result says so.
     Train and eval modes are left unchanged.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     model, images, labels, classes = prepare(model, data, device, skip_broken)
     inner = unwrapped(model)
-    scores = all_scores(model, images, batch_size, progress)
+    scores = all_scores(model, images, batch_size, progress, flip)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
         health = measure_health(inner, images, labels) if isinstance(inner, Model) else ()
-    return measure(inner, scores, labels, classes, health)
+    return measure(inner, scores, labels, classes, health, flip)
 
 
 def measure(
-    model: nn.Module, scores: Tensor, labels: Tensor, classes: tuple[str, ...], health: tuple[BlockHealth, ...] = ()
-) -> Evaluation:
+    model: nn.Module, scores: Tensor, labels: Tensor, classes: tuple[str, ...], health: tuple[BlockHealth, ...] = (),
+    flip: bool = False,
+) -> Evaluation:  # fmt: skip
     """Scores [n, K] of one model, or of several like `model` together, and labels [n]."""
     predictions, k = scores.argmax(1), scores.shape[1]
     kind: ScoreKind = getattr(model, "scores", "logits")
@@ -154,6 +160,7 @@ def measure(
         classes=classes,
         health=health,
         kind=kind,
+        flip=flip,
     )
 
 
@@ -198,14 +205,18 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @torch.no_grad()
-def all_scores(model: nn.Module, images: Tensor, batch_size: int, progress: ProgressFn = no_progress) -> Tensor:
-    """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU."""
+def all_scores(
+    model: nn.Module, images: Tensor, batch_size: int, progress: ProgressFn = no_progress, flip: bool = False
+) -> Tensor:
+    """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU; with `flip` the means over
+    each image and its mirror image."""
     device, dtype = placement(model)
     scores = []
     with in_eval_mode(model), full_precision(device):
         for start in range(0, len(images), batch_size):
-            batch = to_float(images[start : start + batch_size].to(device))
-            scores.append(model(batch.to(dtype)).float().cpu())
+            batch = to_float(images[start : start + batch_size].to(device)).to(dtype)
+            found = model(batch).float()
+            scores.append(((found + model(batch.flip(3)).float()) / 2 if flip else found).cpu())
             if not torch.isfinite(scores[-1]).all():  # the highest of such scores would be an accident
                 raise MspcapsError("the model's scores are not finite: its weights are damaged")
             progress("evaluating", min(start + batch_size, len(images)), len(images))

@@ -22,12 +22,13 @@ def evaluate_ensemble(
     progress: ProgressFn = no_progress,
     skip_broken: bool = False,
     tell: Callable[[str], None] = warn,
+    flip: bool = False,
 ) -> tuple[Evaluation, list[Evaluation]]:
     """Measure models on the same images -> the ensemble, whose scores are the mean of theirs, and each by itself.
 
     `models` and `data` are what `evaluate` takes. If data are named, every model gets them in its own image size, and
     `split` says which of them; without any it is what the first model was trained on. With `skip_broken` pictures that
-    cannot be read are left out, and `tell` is told which.
+    cannot be read are left out, and `tell` is told which. With `flip` every model answers to mirror images as well.
     """
     members = [as_model(model) for model in models]
     if len(members) < 2:
@@ -43,11 +44,11 @@ def evaluate_ensemble(
         if data is None or isinstance(data, str | Path):
             told = tell if number == 1 else lambda sentence: None  # the same pictures every time
             images = load_for(member, data, split, report, skip_broken=skip_broken, tell=told)
-        results.append(evaluate(member, images, batch_size, device, report))
+        results.append(evaluate(member, images, batch_size, device, report, flip=flip))
         if not torch.equal(results[-1].labels, results[0].labels):
             raise MspcapsError(f"model {number} numbers the classes in another order than model 1")
     scores = torch.stack([result.scores for result in results]).mean(0)  # [n, K]
-    return measure(unwrapped(members[0]), scores, results[0].labels, results[0].classes), results
+    return measure(unwrapped(members[0]), scores, results[0].labels, results[0].classes, flip=flip), results
 
 
 def check_alike(members: Sequence[nn.Module]) -> None:

@@ -130,6 +130,7 @@ def as_document(found: Evaluation) -> dict[str, Any]:
     measures, auc = found.class_metrics, found.auc
     return {
         "images": found.n,
+        "flip": found.flip,
         "accuracy": found.accuracy,
         "precision": measures.precision.nanmean().item(),
         "recall": measures.recall.nanmean().item(),

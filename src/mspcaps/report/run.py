@@ -85,10 +85,13 @@ def evaluation_page(
     )
 
 
-def page_path(out: Path, weights: Sequence[str], data: str, split: str, part: int | None = None) -> Path:
+def page_path(
+    out: Path, weights: Sequence[str], data: str, split: str, part: int | None = None, flip: bool = False
+) -> Path:
     """out/mspcaps_t.cifar10/cifar10-test.html"""
     folder = "+".join(weights_name(one) for one in weights).encode()[:200].decode(errors="ignore")
-    return out / folder / f"{data or 'data'}-{split}{f'-{part}' if part is not None else ''}.html"
+    which = f"{split}{f'-{part}' if part is not None else ''}{'-flip' if flip else ''}"
+    return out / folder / f"{data or 'data'}-{which}.html"
 
 
 def figures(found: Evaluation) -> Pairs:
@@ -101,6 +104,7 @@ def figures(found: Evaluation) -> Pairs:
         ("mean F1", number(found.class_metrics.f1.nanmean().item(), 1)),
         ("mean AUC", number(found.auc.nanmean().item(), 3)),
         ("calibration error", f"{found.ece:.1f} %"),
+        *([("mirror images", "averaged in")] if found.flip else []),
     ]
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mspcaps.capsules.losses import smooth_targets
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.evaluation.attacks import pgd_steps
 from mspcaps.evaluation.attacks.objectives import cw
@@ -69,11 +70,13 @@ def hashed_start(x: Tensor, key: Tensor, eps: float, share: int = 0) -> Tensor:
     return (x + eps * noise).clamp(0, 1)
 
 
-def robust_loss(model: Model, x: Tensor, attacked: Tensor, y: Tensor, adversary: Adversary) -> Tensor:
-    """What a step descends: images, the same under attack, class numbers -> scalar."""
+def robust_loss(
+    model: Model, x: Tensor, attacked: Tensor, y: Tensor, adversary: Adversary, smoothing: float = 0.0
+) -> Tensor:
+    """What a step descends: images, the same under attack, class numbers or soft targets -> scalar."""
 
     def criterion(scores: Tensor, y: Tensor) -> Tensor:
-        own = adversary.loss == "own"
+        own, y = adversary.loss == "own", smooth_targets(y, scores, smoothing)
         return model.criterion(scores, y) if own else F.cross_entropy(as_logits(scores, model.scores), y)
 
     def with_divergence(scores: Tensor, y: Tensor) -> Tensor:
@@ -107,16 +110,17 @@ class Attack:
 
 
 class RobustLoss:
-    """The loss of a step that learns against an adversary: takes the place of `batch_loss`."""
+    """The loss of a step that learns against an adversary: takes the place of `Objective`."""
 
     def __init__(
-        self, model: Model, adversary: Adversary, key: Tensor, share: int, compiled: Callable[[Any], Any]
-    ) -> None:
-        self.adversary, self.key, self.share = adversary, key, share
+        self, model: Model, adversary: Adversary, key: Tensor, share: int, compiled: Callable[[Any], Any],
+        smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.adversary, self.key, self.share, self.smoothing = adversary, key, share, smoothing
         ascended = {"pgd": cross_entropy, "trades": divergence}[adversary.kind]
         self.attack = Attack(frozen_twin(model), adversary, compiled, ascended)
         self.batch, self.loss = compiled(take_batch), compiled(robust_loss)
 
     def __call__(self, model: Model, loader: Loader) -> Tensor:
         x, y = self.batch(loader)
-        return self.loss(model, x, self.attack(x, y, self.key, self.share), y, self.adversary)
+        return self.loss(model, x, self.attack(x, y, self.key, self.share), y, self.adversary, self.smoothing)

@@ -57,6 +57,28 @@ def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dic
     return progress, tensors
 
 
+def check_same_run(path: Path, progress: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of another recipe, or of other images or another teacher than there are `now`."""
+    if differing := recipe.differences(progress["recipe"]):
+        raise MspcapsError(
+            f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
+        )
+    then = {**now, **progress}  # an older one does not say everything
+    if then["images"] != now["images"]:
+        raise MspcapsError(
+            f"{path} was written when there were {then['images']:,} training images, but now there are "
+            f"{now['images']:,}; remove it to start over"
+        )
+    if then["data_sha256"] != now["data_sha256"]:
+        raise MspcapsError(
+            f"{path} was written when {recipe.data} held other images, although as many; remove it to start over"
+        )
+    if then["teacher_sha256"] != now["teacher_sha256"]:
+        raise MspcapsError(
+            f"{path} was written when the teacher {recipe.teacher} had other weights; remove it to start over"
+        )
+
+
 def load_tensors(path: Path, stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
     """Copies what a checkpoint holds into the given tensors, if it holds them all."""
     if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:

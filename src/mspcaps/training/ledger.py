@@ -17,7 +17,8 @@ import torch
 
 from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
-from mspcaps.files import write_json
+from mspcaps.files import sha256_of, write_json
+from mspcaps.models.shipped import weights_path
 from mspcaps.training.images import count_custom_images
 from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
@@ -81,6 +82,7 @@ class Run:
     images: int | None = None  # that it was trained on
     data_sha256: str | None = None  # fingerprint of one's own images
     initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and what was taken over
+    teacher_sha256: str | None = None  # of the file
     measured_on: str = "test"
     watched: str = ""  # the images of the accuracies in the curve: test, held-out or validation
     processes: int = 1
@@ -219,6 +221,11 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
             f"the data has changed since {path} was written, {change}: train with --overwrite to replace it, or give "
             "the new run another name"
         )
+    if not overwrite and run.teacher_sha256 and teacher_sha256(recipe) not in (None, run.teacher_sha256):
+        raise MspcapsError(
+            f"the teacher {recipe.teacher} has other weights than when {path} was written: train with --overwrite to "
+            "replace it, or give the new run another name"
+        )
     return run
 
 
@@ -229,6 +236,12 @@ def _change_of_data(run: Run, recipe: Recipe) -> str:
         return f"from {run.images:,} training images to {images:,}"
     now = fingerprint(recipe.data) if run.data_sha256 else None
     return f"although there are still {run.images:,} training images" if now and now != run.data_sha256 else ""
+
+
+def teacher_sha256(recipe: Recipe) -> str | None:
+    """Of the teacher's weights: a run that goes on, or one that is done, had a certain one."""
+    path = weights_path(recipe.teacher) if recipe.teacher else None
+    return sha256_of(path) if path and path.is_file() else None
 
 
 def device_name(device: torch.device) -> str:

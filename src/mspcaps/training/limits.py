@@ -19,7 +19,7 @@ def check_numbers(recipe: "Recipe") -> None:
     for name, least in least_values.items():
         if (value := getattr(recipe, name)) is not None and value < least:
             raise MspcapsError(f"{name} is {value}, but must be at least {least}")
-    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum"):
+    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum", "muon_lr"):
         if not 0 <= getattr(recipe, name) < math.inf:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
     for name in ("warmup_start", "lr_gamma", "momentum"):
@@ -40,6 +40,19 @@ def check_numbers(recipe: "Recipe") -> None:
         )
     if not 0 <= recipe.ema < 1:
         raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
+    if not 0 <= recipe.label_smoothing < 1:
+        raise MspcapsError(
+            f"label_smoothing is {recipe.label_smoothing}, but must be at least 0 and below 1: 0.1 is usual"
+        )
+    if not 0 < recipe.teacher_weight <= 1:
+        raise MspcapsError(f"teacher_weight is {recipe.teacher_weight}, but must be above 0 and at most 1")
+    if not 0 < recipe.temperature < math.inf:
+        raise MspcapsError(f"temperature is {recipe.temperature}, but must be a positive number")
+    if recipe.teacher and recipe.adversary:
+        raise MspcapsError(
+            f"teacher is {recipe.teacher}, but the recipe has an adversary: a run learns from one or against the "
+            "other, so leave one out"
+        )
     if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
         raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
     if recipe.seed >= 2**63:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mspcaps.data import Augmentation, FolderImages, ImageSet
-from mspcaps.data.augment import DRAWS, augment_images, balanced_order, epoch_draws, epoch_order
+from mspcaps.data.augment import augment_images, balanced_order, draw_columns, epoch_draws, epoch_order
 from mspcaps.data.folder import iterate_batches
 from mspcaps.errors import MspcapsError
 from mspcaps.training.distributed import World
@@ -32,7 +32,7 @@ class Loader:
         self, data: ImageSet, batch_size: int, augment: Augmentation, seed: int, rank: int = 0, world: int = 1,
         balance: bool = False,
     ) -> None:  # fmt: skip
-        self.images, self.labels, self.augment = data.images, data.labels, augment
+        self.images, self.labels, self.classes, self.augment = data.images, data.labels, data.classes, augment
         self._lay_out(len(data), batch_size, seed, rank, world)
         self.balanced = data.labels.cpu() if balance else None
         self._place(self.steps, data.images.device)
@@ -57,7 +57,7 @@ class Loader:
         """What a step reads: a row of order and draws, and numbers that dropout masks are made of."""
         share = self.batch_size // self.world
         self.order = torch.zeros(rows, share, dtype=torch.int64, device=device)
-        self.draws = torch.zeros(rows, share, DRAWS, device=device)
+        self.draws = torch.zeros(rows, share, draw_columns(self.augment), device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.epoch_key = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -74,8 +74,9 @@ class Loader:
 
     def draw(self, epoch: int) -> tuple[Tensor, Tensor]:
         """-> this process's order and draws of the epoch, where the device can fetch them without making us wait."""
-        order = self.share(self.epoch_order(epoch))
-        draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
+        order = self.epoch_order(epoch)
+        draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment, order))
+        order = self.share(order)
         return (order.pin_memory(), draws.pin_memory()) if self.order.is_cuda else (order, draws)
 
     def begin(self, epoch: int, step: int = 0) -> None:
@@ -105,7 +106,7 @@ class StreamingLoader(Loader):
         self, data: FolderImages, batch_size: int, augment: Augmentation, seed: int, device: torch.device,
         rank: int = 0, world: int = 1, balance: bool = False,
     ) -> None:  # fmt: skip
-        self.data, self.augment = data, augment
+        self.data, self.classes, self.augment = data, data.classes, augment
         self._lay_out(len(data), batch_size, seed, rank, world)
         self.balanced = torch.tensor(data.labels) if balance else None
         self._place(1, device)
@@ -119,9 +120,10 @@ class StreamingLoader(Loader):
         self.step = 0
 
     def begin(self, epoch: int, step: int = 0) -> None:
-        order = self.share(self.epoch_order(epoch))[step:]
-        self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment))
-        self.batches = iterate_batches(DataLoader(self.data, batch_sampler=order.tolist(), num_workers=WORKERS))
+        order = self.epoch_order(epoch)
+        self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment, order))
+        rows = self.share(order)[step:].tolist()
+        self.batches = iterate_batches(DataLoader(self.data, batch_sampler=rows, num_workers=WORKERS))
         self.step = step
         self.epoch_key.fill_(dropout_key(self.seed, epoch))
 
@@ -145,10 +147,24 @@ def make_loader(recipe: Recipe, train: ImageSet | FolderImages, device: torch.de
 
 
 def take_batch(loader: Loader) -> tuple[Tensor, Tensor]:
-    """The augmented images [b, c, h, w] and the labels [b] at the loader's position."""
+    """The augmented images [b, c, h, w] and the labels [b] at the loader's position; mixed, labels are [b, K]."""
     index = loader.order.index_select(0, loader.position)[0]  # [b]
-    draws = loader.draws.index_select(0, loader.position)[0]  # [b, DRAWS]
-    return augment_images(loader.images, index, draws, loader.augment), loader.labels[index]
+    draws = loader.draws.index_select(0, loader.position)[0]  # [b, draw_columns]
+    x, y = augment_images(loader.images, index, draws, loader.augment), loader.labels[index]
+    return mix(x, y, draws[:, 10], len(loader.classes)) if loader.augment.mixup else (x, y)
+
+
+def mix(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Images [b, c, h, w], labels [b] and the share [b] that each keeps of itself -> images and labels [b, K], mixed.
+
+    The first and the second image mix with each other, the third and the fourth, and so on: the batch is in random
+    order, and several processes that have an even number each mix the same pairs as one. The last of an odd number
+    stays as it is.
+    """
+    partner = (torch.arange(len(x), device=x.device) ^ 1).clamp(max=len(x) - 1)
+    targets = torch.zeros(len(x), classes, device=x.device).scatter(1, y[:, None], 1.0)
+    kept = share.view(-1, 1, 1, 1)
+    return x * kept + x[partner] * (1 - kept), targets * kept[:, :, 0, 0] + targets[partner] * (1 - kept[:, :, 0, 0])
 
 
 def dropout_key(seed: int, epoch: int) -> int:

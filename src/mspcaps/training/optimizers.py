@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD on flat vectors.
+"""AdamW, Adam and SGD on flat vectors, and Muon beside them if the recipe says so.
 
 All parameters of a precision live in one buffer, so that a step is one pass over memory instead of one small kernel per
 tensor, and the gradients of all processes are averaged in one message. Master weights are fp32. Where the model
@@ -13,18 +13,23 @@ from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model
+from mspcaps.training.muon import Shape, muon_shapes, muon_update
 from mspcaps.training.recipe import Recipe
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
 
 
 class FlatGroup:
-    """The parameters of one working precision and weight decay: master weights and state as flat fp32 vectors."""
+    """The parameters of one working precision, weight decay and rule: master weights and state (`slots` says what the
+    rule keeps of every parameter) as flat fp32 vectors. `shapes` are those of Muon's matrices."""
 
-    def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, slots: int) -> None:
-        self.params, self.weight_decay = params, weight_decay
+    def __init__(
+        self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, slots: tuple[str, ...],
+        shapes: tuple[Shape, ...] = (),
+    ) -> None:  # fmt: skip
+        self.params, self.weight_decay, self.slots, self.shapes = params, weight_decay, slots, shapes
         self.master = torch.cat([in_memory_order(p.detach(), p).reshape(-1).float() for p in params])
-        self.state = [torch.zeros_like(self.master) for _ in range(slots)]
+        self.state = [torch.zeros_like(self.master) for _ in slots]
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
         for p, piece in zip(params, self.pieces(self.work), strict=True):
             p.data = piece
@@ -48,17 +53,26 @@ class FlatOptimizer:
 
     def __init__(self, model: Model, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
         self.recipe = recipe
-        self.update, self.slots = RULES[recipe.optimizer]
+        (self.update, slots), self.muon_update = RULES[recipe.optimizer], muon_update
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in named.items()}
         undecayed, fp32 = model.no_weight_decay(), model.fp32_parameters()
         if unknown := (undecayed | fp32) - {name for name, _ in model.named_parameters()}:
             raise MspcapsError(f"the model exempts {min(unknown)} from decay or bf16, but has no such parameter")
-        groups: dict[tuple[torch.dtype, float], list[nn.Parameter]] = {}
+        if not recipe.decay_vectors:
+            undecayed = undecayed | {name for name, p in named.items() if p.ndim < 2}
+        shapes = muon_shapes(model) if recipe.muon_lr else {}
+        groups: dict[tuple[torch.dtype, float, bool], list[nn.Parameter]] = {}
         for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # those that have copies come first
             kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
-            groups.setdefault((kind, 0.0 if name in undecayed else recipe.weight_decay), []).append(p)
-        self.groups = [FlatGroup(params, *kind, len(self.slots)) for kind, params in groups.items()]
+            decay = 0.0 if name in undecayed else recipe.weight_decay
+            groups.setdefault((kind, decay, name in shapes), []).append(p)
+        self.groups = [
+            FlatGroup(params, kind, decay, VELOCITY, tuple(shapes[self.names[id(p)]] for p in params))
+            if muon
+            else FlatGroup(params, kind, decay, slots)
+            for (kind, decay, muon), params in groups.items()
+        ]
         device = self.groups[0].master.device
         self.lr = torch.zeros((), device=device)
         self.steps = torch.zeros((), device=device)
@@ -94,11 +108,13 @@ class FlatOptimizer:
             scale = (self.recipe.clip_grad / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
             flat_gradients = [g.float() * scale for g in flat_gradients]
         self.steps += 1
-        settings = (self.recipe.momentum, self.recipe.nesterov)
+        momentum, nesterov, muon_lr = self.recipe.momentum, self.recipe.nesterov, self.recipe.muon_lr / self.recipe.lr
         for group, g in zip(self.groups, flat_gradients, strict=True):
-            self.update(
-                group.master, g, group.state, group.work, self.lr, self.steps, group.weight_decay, *settings
-            )  # fmt: skip
+            weights, decay = (group.master, g, group.state, group.work), group.weight_decay
+            if group.shapes:  # the learning rate is that of the schedule, in proportion
+                self.muon_update(*weights, self.lr * muon_lr, decay, momentum, group.shapes)
+            else:
+                self.update(*weights, self.lr, self.steps, decay, momentum, nesterov)
 
     def masters(self) -> dict[str, Tensor]:
         """The fp32 weights by parameter name, as views."""
@@ -112,7 +128,7 @@ class FlatOptimizer:
         """Master weights and state by parameter name, as views, and the step count: all that a checkpoint needs."""
         state = {"optimizer.steps": self.steps}
         for group in self.groups:
-            for kind, flat in zip(("master", *self.slots), (group.master, *group.state), strict=True):
+            for kind, flat in zip(("master", *group.slots), (group.master, *group.state), strict=True):
                 for p, piece in zip(group.params, group.pieces(flat), strict=True):
                     state[f"{kind}.{self.names[id(p)]}"] = piece
         return state
@@ -166,10 +182,11 @@ def sgd_update(
 
 
 Update = Callable[..., None]
+VELOCITY = ("velocity",)
 RULES: dict[str, tuple[Update, tuple[str, ...]]] = {  # -> the update, and what it keeps of every parameter
     "adamw": (adamw_update, ("m", "v")),
     "adam": (adam_update, ("m", "v")),
-    "sgd": (sgd_update, ("velocity",)),
+    "sgd": (sgd_update, VELOCITY),
 }
 
 

@@ -74,10 +74,14 @@ class Recipe:
     """Peak learning rate."""
     weight_decay: float = 1e-4
     """Weight decay of every parameter, except those that the model exempts."""
+    decay_vectors: bool = True
+    """Whether biases, scales of norms and other vectors decay, too."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD and of Muon."""
     nesterov: bool = False
     """Nesterov momentum, for SGD."""
+    muon_lr: float = 0.0
+    """Peak learning rate of Muon, for convolutions and linear layers outside the classifier; 0: no Muon."""
     schedule: Literal["cosine", "exponential", "steps", "constant"] = "cosine"
     """How the learning rate falls after the warm-up."""
     warmup_epochs: int | None = None
@@ -97,7 +101,7 @@ class Recipe:
     img_size: int | None = None
     """Images are resized to this side length (square); default: that of the data set."""
     augment: Augmentation | None = None
-    """Training augmentation (crop, flip, rotate); default: that of the data set."""
+    """Training augmentation (crop, flip, colour and more); default: that of the data set."""
     adversary: Adversary | None = None
     """Adversarial training: attack every batch before learning from it."""
     balance: bool = False
@@ -106,6 +110,14 @@ class Recipe:
     """Initial weights: a shipped name such as mspcaps_t.cifar10, or a weights file; empty: train from scratch."""
     ema: float = 0.0
     """Decay, per step, of the moving average of the weights that is evaluated and saved; 0: no average."""
+    label_smoothing: float = 0.0
+    """Share of every label that is spread evenly over all classes; 0.1 is usual."""
+    teacher: str = ""
+    """Weights of a model to learn from as well: a shipped name such as mspcaps_l.cifar10, or a weights file."""
+    teacher_weight: float = 0.5
+    """Weight of the teacher's answers in the loss; the labels have the rest."""
+    temperature: float = 4.0
+    """Divides the logits of both before they are compared: the higher, the more the unlikely classes count."""
     skip_broken: bool = False
     """Leave out pictures of a folder that cannot be read, and say which; otherwise they are refused."""
     validation: int = 0
@@ -179,11 +191,13 @@ class Recipe:
         if train is not None:
             size = train.size[0] if train.size[0] == train.size[1] else size
             augment = augment or Augmentation(crop=min(train.size) // 8)  # a small shift leaves any class as it is
-            if augment.crop >= min(train.size):
-                raise MspcapsError(
-                    f"augment.crop is {augment.crop}, which can move images of {train.size[0]} x {train.size[1]} "
-                    f"pixels out of view: choose less than {min(train.size)}"
-                )
+            for name, harm in (("crop", "move {} out of view"), ("cutout", "cover {} whole")):
+                if (pixels := getattr(augment, name)) >= min(train.size):
+                    which = f"images of {train.size[0]} x {train.size[1]} pixels"
+                    raise MspcapsError(
+                        f"augment.{name} is {pixels}, which can {harm.format(which)}: choose less than "
+                        f"{min(train.size)}"
+                    )
         return dataclasses.replace(self, img_size=size, augment=augment, warmup_epochs=self.warmup)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
@@ -288,8 +302,8 @@ def _same_path(data: str, other: str) -> bool:
 
 def _short(value: Any) -> str:
     """Fit for the name of a folder."""
-    if isinstance(value, dict):
-        return ",".join(f"{key}{item}" for key, item in value.items())
+    if isinstance(value, dict):  # younger fields of a table are left out when they are off: names stay what they were
+        return ",".join(f"{key}{item}" for key, item in value.items() if item or key in ("crop", "flip", "rotate"))
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, str) and {*value} & {*NOT_IN_NAMES}:  # a path: most weights are called last, so it needs more

@@ -20,7 +20,8 @@ from mspcaps.training.adversary import RobustLoss
 from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
-from mspcaps.training.loader import Loader, take_batch
+from mspcaps.training.loader import Loader
+from mspcaps.training.objective import Objective, load_teacher
 from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.recipe import Recipe
 
@@ -44,12 +45,6 @@ def make_step(
     return Step(model, loader, optimizer, engine, autocast, world, fused)
 
 
-def batch_loss(model: Model, loader: Loader) -> Tensor:
-    """The model's own loss on the batch at the loader's position."""
-    x, y = take_batch(loader)
-    return model.training_loss(x, y, model.criterion)
-
-
 class Step:
     """Takes steps on the loader's batches; `loss_sum` adds up the losses since it was last set to zero."""
 
@@ -62,19 +57,23 @@ class Step:
         self.device = loader.images.device
         self.loss_sum = torch.zeros((), device=self.device)
         dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
-        adversary, ema = optimizer.recipe.adversary, optimizer.recipe.ema
+        recipe = optimizer.recipe
+        adversary, ema = recipe.adversary, recipe.ema
         self.keys = torch.zeros(len(dropouts) + bool(adversary), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
         self.fused, self.dropout_keys = model, dropout_keys
-        self.loss: Callable[[Model, Loader], Tensor] = batch_loss
         if engine != "eager":
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
-            self.loss, self.dropout_keys = compile_once(batch_loss), compile_once(dropout_keys)
-            optimizer.update = compile_once(optimizer.update)
+            self.dropout_keys = compile_once(dropout_keys)
+            optimizer.update, optimizer.muon_update = map(compile_once, (optimizer.update, optimizer.muon_update))
         compiled = compile_once if engine != "eager" else lambda function: function
+        self.loss: Callable[[Model, Loader], Tensor]
         if adversary:
-            self.loss = RobustLoss(model, adversary, self.keys[-1:], self.world.rank, compiled)
+            key, smoothing = self.keys[-1:], recipe.label_smoothing
+            self.loss = RobustLoss(model, adversary, key, self.world.rank, compiled, smoothing)
+        else:
+            self.loss = Objective(recipe, load_teacher(recipe, model, loader.classes), compiled)
         self.average = WeightAverage(model, optimizer, ema, compiled) if ema else None
         self.evaluated = self.average.model if self.average else model
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1

@@ -28,7 +28,14 @@ from mspcaps.models import Model, create_model, save_weights
 from mspcaps.models.shipped import weights_path
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
-from mspcaps.training.checkpoint import CHECKPOINT, load_tensors, read_checkpoint, run_folder, save_checkpoint
+from mspcaps.training.checkpoint import (
+    CHECKPOINT,
+    check_same_run,
+    load_tensors,
+    read_checkpoint,
+    run_folder,
+    save_checkpoint,
+)
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
 from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
@@ -75,6 +82,7 @@ class Trainer:
         train, validation, self.test = load_images(recipe, device, self.log)
         self.data_sha256 = fingerprint(recipe.data)
         self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
+        self.teacher_sha256 = ledger.teacher_sha256(recipe)
         self.watched = "validation" if validation is not None else self.measured_on  # looked at after every epoch
         self.classes, self.shape = train.classes, (train.channels, *train.size)
         self.folder = run_folder(out, self.recipe)
@@ -276,10 +284,13 @@ class Trainer:
             self.best_is_new = False
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [asdict(row) for row in self.history], "initial": self.initial, "images": self.loader.n,
-            "data_sha256": self.data_sha256,
+            "history": [asdict(row) for row in self.history], "initial": self.initial, **self.made_of(),
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
+
+    def made_of(self) -> dict[str, Any]:
+        """What a run is made of besides its recipe, and what a file may have changed since."""
+        return {"images": self.loader.n, "data_sha256": self.data_sha256, "teacher_sha256": self.teacher_sha256}
 
     def save_weights(self, file: str, tensors: dict[str, Tensor]) -> None:
         save_weights(self.folder / file, self.model, tensors, classes=self.classes, recipe=self.recipe.to_dict())
@@ -290,20 +301,7 @@ class Trainer:
         if not path.is_file():
             return
         progress, stored = read_checkpoint(path)
-        if differing := self.recipe.differences(progress["recipe"]):
-            raise MspcapsError(
-                f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
-            )
-        if progress.get("images", self.loader.n) != self.loader.n:
-            raise MspcapsError(
-                f"{path} was written when there were {progress['images']:,} training images, but now there are "
-                f"{self.loader.n:,}; remove it to start over"
-            )
-        if progress.get("data_sha256", self.data_sha256) != self.data_sha256:
-            raise MspcapsError(
-                f"{path} was written when {self.recipe.data} held other images, although as many; remove it to start "
-                "over"
-            )
+        check_same_run(path, progress, self.recipe, self.made_of())
         with torch.no_grad():
             load_tensors(path, stored, self.checkpoint_tensors())
         self.optimizer.refresh()
@@ -382,8 +380,7 @@ class Trainer:
             provenance=provenance(recipe.data) if recipe.data in CATALOG else "the user's own data set",
             recipe=recipe.to_dict(),
             initial=self.initial,
-            images=self.loader.n,
-            data_sha256=self.data_sha256,
+            **self.made_of(),
             seed=recipe.seed,
             epochs=self.epoch,
             accuracy=accuracy,

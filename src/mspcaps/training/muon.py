@@ -1,0 +1,89 @@
+"""Muon (Jordan et al., 2024): momentum whose matrices are made orthogonal before a step follows them.
+
+A step of SGD moves a layer mostly along the few directions in which its gradient is large. Muon takes the orthogonal
+matrix nearest to the momentum instead, so that all directions of a layer move equally far. That is for layers that
+multiply by a matrix; everything else stays with the optimizer of the recipe.
+"""
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from mspcaps.errors import MspcapsError
+from mspcaps.models import Model
+
+# a x + b x^3 + c x^5 moves all singular values in (0, 1] towards 1; these coefficients trade exactness for speed: after
+# five rounds they lie between about 0.7 and 1.2.
+A, B, C = 3.4445, -4.7750, 2.0315
+ROUNDS = 5
+EPS = 1e-7
+
+Shape: TypeAlias = tuple[int, int, int]  # of one parameter: how many matrices it holds, their rows and columns
+
+
+def muon_shapes(model: Model) -> dict[str, Shape]:
+    """Parameters that Muon takes, by name: weights of convolutions and linear layers outside the classifier.
+
+    A convolution multiplies every patch by a matrix [out, in * height * width], a grouped one by a matrix per group. A
+    depthwise one has no matrix, only a vector per channel, and so it is not among them.
+    """
+    head = {id(p) for p in model.get_classifier().parameters()}
+    shapes = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear) and id(module.weight) not in head and module.weight.requires_grad:
+            groups = module.groups if isinstance(module, nn.Conv2d) else 1
+            rows, columns = len(module.weight) // groups, module.weight[0].numel()
+            if min(rows, columns) > 1:
+                shapes[f"{path}.weight"] = (groups, rows, columns)
+    if not shapes:
+        raise MspcapsError(
+            f"muon_lr is for convolutions and linear layers, but {model.config['name']} has none outside its "
+            "classifier: leave muon_lr at 0"
+        )
+    return shapes
+
+
+def orthogonalize(x: Tensor) -> Tensor:
+    """Matrices [n, r, c] -> those of nearly the same singular vectors and of singular values near 1 (Newton-Schulz)."""
+    if x.shape[1] > x.shape[2]:
+        return orthogonalize(x.mT).mT
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + EPS)  # no singular value is above 1
+    for _ in range(ROUNDS):
+        square = x @ x.mT  # [n, r, r]
+        x = A * x + (B * square + C * square @ square) @ x
+    return x
+
+
+def muon_direction(flat: Tensor, shapes: tuple[Shape, ...], dtype: torch.dtype) -> Tensor:
+    """The momentum of all parameters of a group, flat, in the order of their shapes -> the direction of the step.
+
+    Matrices of one shape are computed together. The order of columns does not matter here, so channels may come last in
+    memory. Tall matrices step further, by the root of rows / columns, so that their outputs move as far as others'.
+    """
+    pieces = flat.split([math.prod(shape) for shape in shapes])
+    directions = [*pieces]
+    for rows, columns in dict.fromkeys(shape[1:] for shape in shapes):
+        members = [i for i, shape in enumerate(shapes) if shape[1:] == (rows, columns)]
+        stacked = torch.cat([pieces[i].view(shapes[i]) for i in members])
+        found = orthogonalize(stacked.to(dtype)).float() * max(1.0, rows / columns) ** 0.5
+        for i, piece in zip(members, found.split([shapes[i][0] for i in members]), strict=True):
+            directions[i] = piece.reshape(-1)
+    return torch.cat(directions)
+
+
+def muon_update(
+    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, weight_decay: float, momentum: float,
+    shapes: tuple[Shape, ...],
+) -> None:  # fmt: skip
+    """One step in place on flat vectors, with Nesterov momentum and decoupled decay; `work` receives the weights in
+    working precision, which is also what the products are computed in."""
+    (velocity,) = state
+    g = g.float()
+    velocity.mul_(momentum).add_(g)
+    direction = muon_direction(g.add(velocity, alpha=momentum), shapes, work.dtype)
+    p.mul_(1 - lr * weight_decay)
+    p.sub_(lr * direction)
+    if work is not p:
+        work.copy_(p)
