@@ -324,8 +324,8 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements: training, inference, families, attacks; GPUs before CPUs, small models first."""
-    order, found = ("train", "infer", "families", "attack"), []
+    """All measurements: training, inference, families, attacks, memory; GPUs before CPUs, small models first."""
+    order, found = ("train", "infer", "families", "attack", "memory"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:
