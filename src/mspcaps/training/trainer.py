@@ -287,7 +287,7 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one of this recipe."""
         path = self.folder / CHECKPOINT
-        if not path.is_file():
+        if not path.exists():
             return
         progress, stored = read_checkpoint(path)
         if differing := self.recipe.differences(progress["recipe"]):
