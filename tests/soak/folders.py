@@ -21,8 +21,8 @@ from tests.soak.kinds import FINE, TRAIN, Kind, Prepare, prepared, written
 
 DISC = Path("pictures/disc")
 HOSTILE_FILE = "pictures/disc/hostile.png"
-RUN = "runs/pictures/mspcaps_t_scale16/custom+batch_size=4+epochs=1-seed0"
-ENTRY = "results/runs/pictures/mspcaps_t_scale16/custom+batch_size=4+epochs=1-seed0.json"
+RUN = "runs/pictures/mspcaps_t_scale16/pictures+batch_size=4+epochs=1-seed0"
+ENTRY = "results/runs/pictures/mspcaps_t_scale16/pictures+batch_size=4+epochs=1-seed0.json"
 
 
 def both(*steps: Prepare) -> Prepare:

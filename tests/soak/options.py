@@ -106,7 +106,7 @@ COMMANDS = {
     "train --data /dev/null": "/dev/null",
     f"{TRAIN} --options three=3": "three",
     f"{TRAIN} --out /dev/null/x": "/dev/null/x",
-    "train pictures": "pictures",
+    "train pictures": "data get|pictures|does not exist",
     "eval": "weights",
     "eval model.safetensors --split tset": "tset.*test",
     "eval model.safetensors --data pictures --split val": "val",

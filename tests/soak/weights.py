@@ -101,10 +101,11 @@ def stopped(change: Callable[[Path], object]) -> Prepare:
     def prepare() -> None:
         import threading
 
-        from mspcaps.training import Recipe, Stopped, train
+        from mspcaps.cli.training import choose_recipe
+        from mspcaps.training import Stopped, train
 
-        stop = threading.Event()
-        recipe = Recipe(data="pictures", model="mspcaps_t_scale16", epochs=1, batch_size=4)
+        stop, given = threading.Event(), {"data": "pictures", "model": "mspcaps_t_scale16"}
+        recipe = choose_recipe(None, given | {"epochs": 1, "batch_size": 4})
         try:
             train(recipe, device="cpu", progress=False, stop=stop, listener=lambda trainer: stop.set())
         except Stopped:
