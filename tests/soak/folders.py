@@ -128,9 +128,9 @@ def decodes(data: bytes) -> bool:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             warnings.simplefilter("ignore")
             picture.convert("RGB")
+            return picture.mode != "F"  # whose white is unknown
     except Exception:
         return False
-    return True
 
 
 def pictures() -> Iterator[Kind]:

@@ -23,24 +23,31 @@ from mspcaps.files import sha256_of
 from tests.cli.cli_makers import draw
 
 ROOT = Path(__file__).parents[2]
-# The command as it is, but that it keeps a checkpoint of every step: a run of seconds would never write one.
+# The command as it is, but that it says when it begins, before which the interpreter itself is not ready, and keeps a
+# checkpoint of every step: a run of seconds would never write one.
 COMMAND = """
-import mspcaps.training.launch, sys
+import os, signal, sys
+from mspcaps.__main__ import interrupted, main
+signal.signal(signal.SIGINT, interrupted)
+os.write(1, b"ready\\n")
+import mspcaps.training.launch
 mspcaps.training.launch.train.__kwdefaults__["save_every"] = 0.0
-from mspcaps.__main__ import main
 sys.exit(main())
 """
 LINE = "train --data pictures --model mspcaps_t_scale16 --epochs 4 --batch-size 4 --validation 4 --device cpu"
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 CHAINS, KILLS = 25, 4  # as many runs, each killed so often
+PATIENCE = 600  # seconds: a machine may be busy, but it does not hang
 
 
 def start(place: Path) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *LINE.split()], cwd=place, env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     draw(place / "pictures", count=20)
     began = time.monotonic()
     process = start(place)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return Undisturbed(time.monotonic() - began, outcome(place))
 
@@ -78,7 +85,7 @@ def check_files(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(20 * PATIENCE)
 @pytest.mark.parametrize(
     ("chain", "kills"),
     [pytest.param(0, 2), *(pytest.param(n + 1, KILLS, marks=pytest.mark.soak) for n in range(CHAINS))],
@@ -94,7 +101,7 @@ def test_killed_runs_end_alike(
             process.wait(generator.uniform(0, undisturbed.seconds))
         except subprocess.TimeoutExpired:
             process.send_signal(wanted)
-            _, err = process.communicate(timeout=100)
+            _, err = process.communicate(timeout=PATIENCE)
             assert "Traceback" not in err, err
             assert process.returncode in (-wanted, 128 + wanted, 0), err  # 0: it was as good as done
             record_property("killed", wanted.name)
@@ -107,7 +114,7 @@ def test_killed_runs_end_alike(
             for name in ("runs", "results"):
                 shutil.rmtree(tmp_path / name)
     process = start(tmp_path)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert outcome(tmp_path) == undisturbed.made
     assert not list(tmp_path.rglob("*.part")), "what a killed process was writing is still there"

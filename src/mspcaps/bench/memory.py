@@ -26,7 +26,7 @@ from mspcaps.training.device import free_bytes, keep_freed_memory
 from mspcaps.training.memory import check_memory, training_need
 
 Log = Callable[[str], None]
-SIZES, BATCH, STEPS, ROUNDS = (32, 96, 224), 8, 4, 3
+SIZES, BATCH, STEPS, ROUNDS = (32, 96, 224), 8, 2, 3
 TOO_LARGE = (("mspcaps_l", 224), ("mspcaps_t", 512))
 CONVENTIONS = {
     "data": "synthetic: random uint8 images",

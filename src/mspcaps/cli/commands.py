@@ -48,6 +48,7 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     from mspcaps.quickstart import SHIPPED, shipped
     from mspcaps.quickstart import quickstart as run
 
+    check_writable(out)  # before the work
     ready = shipped(out, device)
     say(
         f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of "
