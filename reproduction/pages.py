@@ -17,6 +17,7 @@ from reproduction import claims, paper, robustness
 from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, gap_words
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
+from reproduction.own_pictures import picture_values
 from reproduction.pose import pose_charts, pose_values
 from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
@@ -62,6 +63,7 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         "docs/robustness.md": {"robustness": "robustness", "shifts": "shifts"},
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
+        "docs/own_data.md": {"own_pictures": "own_pictures"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
     }.items():
         text = (root / name).read_text(encoding="utf-8")
@@ -132,7 +134,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "later": claims.later_seeds(report.compared),
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks),
-        "robustness": robustness.values_of(results),
+        "robustness": robustness.values_of(results), "own_pictures": picture_values(results),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
         "cost_table": cost_table, "gap_words": gap_words, "table_of": table_of, "trial_table": trial_table,
@@ -323,8 +325,8 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements: training, inference, families, attacks; GPUs before CPUs, small models first."""
-    order, found = ("train", "infer", "families", "attack"), []
+    """All measurements: training, inference, families, attacks, memory; GPUs before CPUs, small models first."""
+    order, found = ("train", "infer", "families", "attack", "memory"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -26,6 +27,25 @@ LONG = (
     "test_channels_last_equals_contiguous",
     "test_bf16_drifts_little_and_leaves_the_gradient_its_direction",
 )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The figures of `make soak`: how many kinds of bad input, how many kills, and how they ended."""
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind) if one.when == "call"]
+    kinds = [one for one in reports if "test_bad_input[" in one.nodeid and "soak" in one.nodeid]
+    if len(kinds) > 100:  # not a part of them
+        slowest = max(kinds, key=lambda one: one.duration)
+        terminalreporter.write_line(
+            f"soak: {len(kinds)} kinds of bad input, {sum(one.passed for one in kinds)} answered as they should be; "
+            f"the slowest took {slowest.duration:.1f} s ({slowest.nodeid.partition('[')[2][:-1]})"
+        )
+    chains = [one for one in reports if "test_killed_runs_end_alike[" in one.nodeid]
+    if kills := Counter(name for one in chains for key, name in one.user_properties if key == "killed"):
+        terminalreporter.write_line(
+            f"soak: {kills.total()} kills ({', '.join(f'{count} {name}' for name, count in kills.most_common())}) of "
+            f"{len(chains)} runs, {sum(one.passed for one in chains)} of which ended with the sha256 of one that never "
+            "was killed"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,13 +56,17 @@ def icons(place: Path) -> list[tuple[Path, str]]:
 
 def main(folder: Path) -> None:
     for name, find in {"emoji": emoji, "stamps": stamps, "icons": icons}.items():
+        (folder / name).mkdir(parents=True)  # a new folder: what another fetch left there would be counted again
         with tempfile.TemporaryDirectory() as place:
             found = find(Path(place))
             counts = Counter(label for _, label in found)
             for path, label in found:
                 if counts[label] >= FEWEST:
-                    (folder / name / label).mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, folder / name / label / path.name)
+                    target = folder / name / label / path.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    if target.exists():  # two subjects of a class have a picture of that name
+                        target = target.with_name(f"{path.parent.name}-{path.name}")
+                    shutil.copy(path, target)
         kept = {label: count for label, count in counts.most_common() if count >= FEWEST}
         print(f"{name}: {sum(kept.values()):,} pictures of {len(kept)} classes: {kept}")
 

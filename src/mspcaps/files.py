@@ -90,6 +90,8 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
             raise MspcapsError(refusal) from None
         except OSError:  # some network file systems have no locks
             pass
+        for unfinished in folder.glob(".*.part"):  # of a process that was killed while it wrote
+            unfinished.unlink(missing_ok=True)
         yield
     finally:
         with contextlib.suppress(OSError):

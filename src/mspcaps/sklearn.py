@@ -121,7 +121,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
                     data, x_train=images, y_train=labels, x_test=images[few], y_test=labels[few],
                     classes=self.classes_.astype(str),
                 )  # fmt: skip
-                recipe = Recipe(**given | {"data": str(data)} | dict(self.recipe or {}))
+                recipe = Recipe(**given, data=str(data)).replace(**self.recipe or {})
                 done = train(recipe, device=self.device, out=folder, results=folder, progress=self.verbose)
         self.model_, self.loss_curve_ = done.model, [row.loss for row in done.history]
         return self

@@ -275,7 +275,7 @@ def unknown_device(here, patch):
     return ["train", "quickstart", "--device", "abacus"]
 
 
-RUN = "runs/pictures/mspcaps_t_scale16/custom+batch_size=4+epochs=1-seed0"
+RUN = "runs/pictures/mspcaps_t_scale16/pictures+batch_size=4+epochs=1-seed0"
 
 
 @case(r"checkpoint\.safetensors")

@@ -73,7 +73,7 @@ def test_from_a_folder_of_pictures_to_answers(say, place):
     draw(place / "pictures")
     spoken = say("train", "--data", "pictures", *TINY, "--augment.crop", 1, "--seed", 2, "--log-dir", "logs")
     assert spoken.status == 0, spoken.err
-    run = "pictures/mspcaps_t_scale16/custom+augment=crop1,flipFalse,rotate0.0+batch_size=4+epochs=1-seed2"
+    run = "pictures/mspcaps_t_scale16/pictures+augment=crop1,flipFalse,rotate0.0+batch_size=4+epochs=1-seed2"
     weights = place / "runs" / run / "last.safetensors"
     assert weights.is_file()
     entry = json.loads((place / "results" / "runs" / f"{run}.json").read_text())
@@ -133,7 +133,7 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
 def test_own_pictures_get_a_batch_that_fits(say, place):
     draw(place / "pictures", count=50)
     spoken = say("train", "--data", "pictures", "--model", "mspcaps_t_scale16", "--epochs", 1, "--device", "cpu")
-    assert "custom+batch_size=8+epochs=1-seed0" in spoken.out
+    assert "pictures+batch_size=8+epochs=1-seed0" in spoken.out
 
 
 def test_one_change_of_the_augmentation_leaves_the_rest(say, place):

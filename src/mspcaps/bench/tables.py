@@ -16,6 +16,8 @@ def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
         return families_tables(result), families_notes(result)
     if result["what"] == "attack":
         return attack_tables(result), attack_notes(result)
+    if result["what"] == "memory":
+        return memory_tables(result), memory_notes(result)
     return inference_tables(result), inference_notes(result)
 
 
@@ -169,6 +171,45 @@ def attack_notes(result: dict[str, Any]) -> list[str]:
         f"Device: {environment['device']}; {versions}.",
         *busy_note(environment),
         *(f"Without {name}: {why}" for name, why in result["unavailable"].items()),
+    ]
+
+
+def memory_tables(result: dict[str, Any]) -> list[Table]:
+    """Steps with freed memory given back and kept, and what is refused."""
+    head = ("image size", "freed memory", "ms per image", "of it in the kernel", "images/s", "peak memory")
+    rows: Rows = []
+    for size in result["sizes"]:
+        for key, words in (("given_back", "given back to the system"), ("kept", "kept by the process")):
+            ms, system, peak = (
+                size[key][name] for name in ("ms_per_image", "system_ms_per_image", "peak_memory_bytes")
+            )
+            rows.append((
+                f"{size['img_size']}", words, number(ms), f"{100 * system / ms:.0f} %", number(1000 / ms),
+                format_bytes(int(peak)),
+            ))  # fmt: skip
+    refused = [
+        (
+            f"{one['model']} at {one['img_size']} pixels", format_bytes(one["needed_bytes"]),
+            format_bytes(one["free_bytes"]), "refused" if one["answer"] else "fits", f"{one['seconds']:.2f} s",
+        )
+        for one in result["refused"]
+    ]  # fmt: skip
+    return [(head, rows), (("run by the paper's recipe", "needs", "free", "answer", "after"), refused)]
+
+
+def memory_notes(result: dict[str, Any]) -> list[str]:
+    environment = result["environment"]
+    gains = {
+        size["img_size"]: size["given_back"]["ms_per_image"] / size["kept"]["ms_per_image"] for size in result["sizes"]
+    }
+    ratios = [f"{number(gain)} times at {side} pixels" for side, gain in gains.items()]
+    answers = [f"The answer: “{one['answer']}”." for one in result["refused"] if one["answer"]]
+    return [
+        f"Where freed memory is kept, as `mspcaps train` does on a CPU, training is faster: {', '.join(ratios)}.",
+        f"Training steps of {result['model']}, batch size {result['batch_size']}, one thread; times are those of the "
+        "processor, each measured in a new process, in turn.",
+        *answers,
+        f"Device: {environment['device']}; torch {environment['software']['torch']}.",
     ]
 
 

@@ -159,6 +159,7 @@ def parse(program: str, parser: Callable[..., Command]) -> Command:
     message = " ".join(takewhile(bool, dropwhile(not_, lines[1:]))).rstrip(".")  # below the title
     if "Perhaps you meant:" in lines:
         message += f", perhaps you meant {lines[lines.index('Perhaps you meant:') + 1]}"
+    message = re.sub("'None', |, 'None'(?=[])])", "", message)  # nobody may type it
     raise MspcapsError(f"{message}: see `{program} --help`")
 
 

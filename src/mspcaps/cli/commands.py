@@ -48,6 +48,7 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
     from mspcaps.quickstart import SHIPPED, shipped
     from mspcaps.quickstart import quickstart as run
 
+    check_writable(out)  # before the work
     ready = shipped(out, device)
     say(
         f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of "
@@ -283,7 +284,7 @@ def export(
 
 
 def bench(
-    what: Positional[Literal["train", "infer", "families", "attack", "votes"]],
+    what: Positional[Literal["train", "infer", "families", "attack", "memory", "votes"]],
     model: str = "mspcaps_t",
     models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
     batch_size: Maybe[int] = None,
@@ -297,19 +298,19 @@ def bench(
 
     Args:
         what: train measures training steps, infer the forward pass, families both for every family of models, attack a
-            10-step attack with shipped weights; votes states the memory that routing takes where every pair of capsules
-            has a matrix, beside the plain form.
+            10-step attack with shipped weights, memory training steps on a CPU at larger image sizes; votes states the
+            memory that routing takes where every pair of capsules has a matrix, beside the plain form.
         model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
         models: families only: measure these instead of all.
         batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
-            attack: images at a time.
+            attack: images at a time. For memory: 8 by default.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu, cuda or mps; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_train, tables, write_result
+    from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_memory, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
     if what != "train" and (scaling or packed is not None):
@@ -327,7 +328,7 @@ def bench(
     elif what == "families":
         result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
     else:
-        measure = bench_infer if what == "infer" else bench_attack
+        measure = {"infer": bench_infer, "attack": bench_attack, "memory": bench_memory}[what]
         result = measure(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
     for head, rows in blocks:

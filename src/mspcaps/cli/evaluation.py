@@ -29,6 +29,7 @@ from mspcaps.progress import say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import nn
 
     from mspcaps.data import ImageSet
@@ -75,26 +76,13 @@ def evaluate(
     """
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import evaluate_ensemble, evaluate_shifts, load_for
-    from mspcaps.export import load_onnx
-    from mspcaps.models import load_model
     from mspcaps.report import evaluation_page, write_page
     from mspcaps.report.run import page_path
-    from mspcaps.training import choose_device
 
     form = choose_format(json, csv)
-    if not weights:
-        raise MspcapsError("name at least one weights file")
-    if shifts and form != "text":
-        raise MspcapsError(f"the figures of --shifts are written to {results}/robustness as JSON: leave out --{form}")
-    if shifts and flip:
-        raise MspcapsError("--shifts measures answers to single images: leave out --flip")
-    if len(weights) > 1 and (shifts or images is not None):
-        raise MspcapsError("--shifts and --images take one weights file: measure them one at a time")
-    exported = [is_onnx(name, device) for name in weights]
-    models = [load_onnx(name) if onnx else load_model(name) for name, onnx in zip(weights, exported, strict=True)]
-    model, where = models[0], choose_device("cpu" if any(exported) else device)
-    if shifts:
-        check_writable(results / "robustness")  # before minutes of measuring
+    check_wishes(weights, form, images, shifts, flip, results)
+    models, where = load_weights(weights, device)
+    model = models[0]
     with show_progress("images") as progress:
         if len(models) > 1:
             result, members = evaluate_ensemble(
@@ -122,6 +110,33 @@ def evaluate(
         )
     if form != "text":
         show_document(form, weights, members, result, source, split, written)
+
+
+def check_wishes(
+    weights: "Sequence[str]", form: Format, images: int | None, shifts: bool, flip: bool, results: Path
+) -> None:
+    """Refuse what does not go together, before minutes of measuring."""
+    if not weights:
+        raise MspcapsError("name at least one weights file")
+    if shifts and form != "text":
+        raise MspcapsError(f"the figures of --shifts are written to {results}/robustness as JSON: leave out --{form}")
+    if shifts and flip:
+        raise MspcapsError("--shifts measures answers to single images: leave out --flip")
+    if len(weights) > 1 and (shifts or images is not None):
+        raise MspcapsError("--shifts and --images take one weights file: measure them one at a time")
+    if shifts:
+        check_writable(results / "robustness")
+
+
+def load_weights(weights: "Sequence[str]", device: str | None) -> "tuple[list[nn.Module], torch.device]":
+    """Weights files and exported ones, and where they run."""
+    from mspcaps.export import load_onnx
+    from mspcaps.models import load_model
+    from mspcaps.training import choose_device
+
+    exported = [is_onnx(name, device) for name in weights]
+    models = [load_onnx(name) if onnx else load_model(name) for name, onnx in zip(weights, exported, strict=True)]
+    return models, choose_device("cpu" if any(exported) else device)
 
 
 def show_document(

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mspcaps.training import Recipe
 
 
+OWN = "pictures"  # the recipe for one's own images, where the command names none
+
+
 def changes_type() -> type:
     """The fields of the recipe as options that may be left out. Made when the parser asks: torch is slow to import."""
     from mspcaps.training import Recipe
@@ -130,13 +133,17 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
     """The recipe with the changes of the command line; own images for which they name no batch get one that fits."""
+    from mspcaps.data import CATALOG
     from mspcaps.training import Recipe, load_recipe
     from mspcaps.training.images import count_custom_images, fitting_batch, open_split, resized, training_size
 
     if name is not None:
         recipe = load_recipe(name)
-    elif "data" in given:
+    elif given.get("data") in CATALOG:
         recipe = Recipe(data=given["data"])
+    elif "data" in given:
+        own = load_recipe(OWN)
+        recipe = dataclasses.replace(own, data=given["data"], model=given.get("model", own.model))
         if "batch_size" not in given and (images := count_custom_images(recipe.replace(**given))) is not None:
             given["batch_size"] = fitting_batch(images)
     else:

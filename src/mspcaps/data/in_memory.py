@@ -38,8 +38,11 @@ def split_images(value: Any, channels: int) -> Iterator[Image.Image | np.ndarray
 
 def to_array(tensor: Any) -> np.ndarray:
     """A tensor of any device and precision."""
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    try:
+        tensor = tensor.detach().cpu()
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    except (TypeError, NotImplementedError, RuntimeError) as error:  # sparse, quantised or without numbers
+        raise MspcapsError(f"images must be tensors that NumPy can read, but this one cannot: {error}") from error
 
 
 def check_pixels(array: np.ndarray) -> np.ndarray:

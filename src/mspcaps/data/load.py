@@ -54,6 +54,8 @@ def load_dataset(
         if path.suffix.lower() != ".npz":
             raise MspcapsError(f"{path} is neither a folder nor an .npz file")
         data = _from_npz(path, split)
+    elif not path.is_dir():
+        raise MspcapsError(f"{path} is neither a folder nor an .npz file")
     elif has_manifest(path):
         data = _from_arrays(read_packed(path), split, None, path.name)
     else:
@@ -71,6 +73,8 @@ def has_validation(name_or_path: str | Path) -> bool:
         return has_validation_folder(path)
     if path.is_file():
         return {"x_val", "x_test"} <= npz_names(path)
+    if not path.is_dir():
+        return False  # whoever loads it says what it is
     manifest = read_json(path / "manifest.json")
     splits = manifest.get("splits") if isinstance(manifest, dict) else None
     return isinstance(splits, dict) and {"val", "test"} <= splits.keys()

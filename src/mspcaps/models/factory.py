@@ -1,5 +1,6 @@
 """The two ways to a model: `create_model` for a task of your own, `load_model` as a weights file has it."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def create_model(
 
 def load_model(name_or_path: str | Path) -> Model:
     """Load a weights file or shipped weights by name, in eval mode; `model.metadata` has the classes and the recipe."""
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise MspcapsError(f"weights are named by a path or a name such as mspcaps_t.cifar10, not {name_or_path!r:.80}")
     if name_or_path in registered_models() and not Path(name_or_path).exists():
         choices = ", ".join([*list_pretrained(f"{name_or_path}.*"), "a .safetensors file"])
         raise MspcapsError(f"{name_or_path} is a model, but weights are needed here: {choices}")

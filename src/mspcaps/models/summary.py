@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mspcaps.models.model import ImageSize, config_of
+from mspcaps.models.model import ImageSize, Model, config_of
 from mspcaps.models.registry import build_model
 
 
@@ -31,23 +31,36 @@ def summarize(
 ) -> Summary:
     """The cost of a registered model at the given sizes, or of a model object at its own sizes."""
     if isinstance(model, str):
-        with torch.device("meta"):
-            task: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-            twin: nn.Module = build_model(model, **task, **options)
+        twin: nn.Module = build_on_meta(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options)
     else:
         config_of(model)  # refuses what does not say which images it takes, before it is copied
         twin = copy.deepcopy(model).to("meta", torch.float32)  # the caller's keeps its device, mode and statistics
-    config = config_of(twin)
-    image = (config["in_chans"], *config["img_size"])
     params = sum(p.numel() for p in twin.parameters())
     return Summary(
         params=params,
-        macs=count_macs(twin, image),
-        # Two batches, because BatchNorm's statistics and sums of parameters are kept once however large the batch. And
-        # not of one image: a map of one pixel then leaves BatchNorm a single value, which it refuses.
-        memory_bytes_per_image=saved_bytes(twin, (3, *image)) - saved_bytes(twin, (2, *image)),
+        macs=count_macs(twin, image_shape(twin)),
+        memory_bytes_per_image=memory_per_image(twin),
         weights_bytes=2 * params + sum(b.numel() * b.element_size() for b in twin.buffers()),
     )
+
+
+def build_on_meta(name: str, **task: Any) -> Model:
+    """A registered model that takes no memory."""
+    with torch.device("meta"):
+        return build_model(name, **task)
+
+
+def image_shape(model: nn.Module) -> tuple[int, ...]:
+    config = config_of(model)
+    return config["in_chans"], *config["img_size"]
+
+
+def memory_per_image(model: nn.Module) -> int:
+    """Bytes of activations that one more image adds to a batch, in fp32; `model` is on the meta device."""
+    # Two batches, because BatchNorm's statistics and sums of parameters are kept once however large the batch. And not
+    # of one image: a map of one pixel then leaves BatchNorm a single value, which it refuses.
+    larger, smaller = (saved_bytes(model, (batch, *image_shape(model))) for batch in (3, 2))
+    return larger - smaller
 
 
 def count_macs(model: nn.Module, image: tuple[int, ...]) -> int:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
+from mspcaps.models.model import TASK
 
 if TYPE_CHECKING:
     from mspcaps.training.recipe import Recipe
@@ -27,6 +28,11 @@ def check_numbers(recipe: "Recipe") -> None:
             raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
     if recipe.lr == 0 or recipe.min_lr > recipe.lr:
         raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
+    if taken := sorted(recipe.options.keys() & {*TASK, "pretrained"}):
+        raise MspcapsError(
+            f"options has {taken[0]}, which is no option of the model's family: "
+            + ("the recipe's init names initial weights" if taken[0] == "pretrained" else "it follows from the images")
+        )
     check_validation(recipe, own=recipe.data not in CATALOG)  # one's own images may include some for validation
     if recipe.folds == 1 or bool(recipe.folds) != bool(recipe.fold) or recipe.fold > recipe.folds:
         raise MspcapsError(

@@ -8,7 +8,7 @@ import torch
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import format_bytes
-from mspcaps.models.summary import summarize
+from mspcaps.models.summary import build_on_meta, memory_per_image
 from mspcaps.training.device import free_bytes, working_precision
 from mspcaps.training.optimizers import RULES
 from mspcaps.training.recipe import Recipe
@@ -28,10 +28,11 @@ class Need:
 
 def training_need(recipe: Recipe, device: torch.device, task: dict[str, Any]) -> Need:
     """Of the model, its gradients, the optimizer and the activations. `task` has num_classes, in_chans and img_size."""
-    cost = summarize(recipe.model, **task, **recipe.options)
+    twin = build_on_meta(recipe.model, **task, **recipe.options)
+    params = sum(p.numel() for p in twin.parameters())
     copies = 3 + len(RULES[recipe.optimizer][1])  # weights, gradients as they come and flat, what the optimizer keeps
     half = working_precision(device, recipe.precision) is not None
-    return Need(fixed=4 * copies * cost.params, per_image=WORKSPACE * cost.memory_bytes_per_image // (2 if half else 1))
+    return Need(fixed=4 * copies * params, per_image=WORKSPACE * memory_per_image(twin) // (2 if half else 1))
 
 
 def check_memory(

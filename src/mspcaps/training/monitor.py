@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mspcaps.errors import MspcapsError
+from mspcaps.files import check_writable
 from mspcaps.progress import Progress
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.result import Epoch
@@ -62,6 +63,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MspcapsError("--log-dir needs TensorBoard: pip install 'mspcaps[log]'") from error
+        check_writable(folder)  # before the run begins
         self.make, self.folder = SummaryWriter, folder
         self.writer: Any = None
         self.written = 0

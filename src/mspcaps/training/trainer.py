@@ -298,7 +298,7 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one of this recipe."""
         path = self.folder / CHECKPOINT
-        if not path.is_file():
+        if not path.exists():
             return
         progress, stored = read_checkpoint(path)
         check_same_run(path, progress, self.recipe, self.made_of())

@@ -1,0 +1,102 @@
+"""How well the recipe for one's own images does on three sets of real pictures, beside ResNet-20 and shipped weights.
+
+    python -m tools.picture_sets SETS                               fetches emoji, stamps and icons
+    python -m reproduction.studies.own_pictures pack SETS           writes runs/picture_sets/*.npz, some 20 MB
+    python -m reproduction.studies.own_pictures choose              compares settings on held-out training pictures
+    python -m reproduction.studies.own_pictures measure             trains by recipes/pictures.toml, and tests
+
+The last two take --seconds, start no run that cannot end within them, and leave out runs that the ledger
+results/pictures has; `make regenerate` then writes the tables of docs/own_data.md. `choose` never looks at the test
+pictures: what it finds best is to be written into recipes/pictures.toml before `measure`.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from mspcaps.data import Augmentation, load_dataset
+from mspcaps.training import Recipe, choose_device, load_recipe
+from mspcaps.training.images import MIN_SIDE, fitting_batch
+from mspcaps.training.sweep import run_sweep
+
+SETS = ("emoji", "stamps", "icons")
+PACKED, RESULTS, RUNS = Path("runs/picture_sets"), Path("results/pictures"), Path("runs")
+HELD_OUT = 5  # one training picture in five
+SETTINGS: dict[str, tuple[float | bool, ...]] = {
+    "epochs": (60, 120), "lr": (5e-4, 1e-3, 2e-3), "flip": (False, True),
+}  # fmt: skip
+COMPARED = (("mspcaps_t", ""), ("resnet20", ""), ("mspcaps_t", "mspcaps_t.cifar10"))  # model, initial weights
+
+
+def pack(folder: Path, out: Path = PACKED) -> None:
+    """Every set as `mspcaps train --data FOLDER` would read and split it, in one file that travels."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in SETS:
+        train, test = (load_dataset(folder / name, split) for split in ("train", "test"))
+        arrays = {
+            f"{key}_{split}": array.numpy()
+            for split, data in (("train", train), ("test", test))
+            for key, array in (("x", data.images), ("y", data.labels))
+        }
+        np.savez_compressed(out / f"{name}.npz", **arrays, classes=np.array(train.classes))
+        shape = " x ".join(map(str, train.images.shape[1:]))
+        print(f"{name}: {len(train):,} + {len(test):,} pictures of {len(train.classes)} classes, {shape}")
+
+
+def base_recipe(file: Path, model: str = "mspcaps_t", **changes: object) -> Recipe:
+    """As `mspcaps train --data FILE` trains it: recipes/pictures.toml, with a batch that fits."""
+    own = dataclasses.replace(load_recipe("pictures"), data=str(file), model=model)
+    images = len(load_dataset(file, "train").labels) - int(changes.get("held_out", 0))  # type: ignore[call-overload]
+    return own.replace(batch_size=fitting_batch(images), **changes)
+
+
+def choice(folder: Path = PACKED) -> list[Recipe]:
+    """Every setting on held-out training pictures of every set, one seed each."""
+    recipes = []
+    for name in SETS:
+        file = folder / f"{name}.npz"
+        train = load_dataset(file, "train")
+        crop = max(MIN_SIDE, *train.size) // 8
+        for epochs, lr, flip in itertools.product(*SETTINGS.values()):
+            changes = {"epochs": epochs, "lr": lr, "augment": Augmentation(crop=crop, flip=bool(flip))}
+            recipes.append(base_recipe(file, **changes, held_out=len(train.labels) // HELD_OUT))
+    return recipes
+
+
+def measured(seeds: int, folder: Path = PACKED) -> list[Recipe]:
+    """The recipe as it is, on the test pictures; seed by seed, so that what is there is comparable if time runs out."""
+    return [
+        base_recipe(folder / f"{name}.npz", model, **({"init": init} if init else {})).replace(seed=seed)
+        for seed in range(seeds)
+        for name in SETS
+        for model, init in COMPARED
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pack", "choose", "measure"))
+    parser.add_argument("sets", nargs="?", type=Path, help="for pack: the folder of tools.picture_sets")
+    parser.add_argument("--seeds", type=int, default=3, help="for measure")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--device")
+    parser.add_argument("--only", choices=SETS, help="one set alone")
+    given = parser.parse_args()
+    if given.what == "pack":
+        if given.sets is None:
+            parser.error("name the folder of tools.picture_sets")
+        pack(given.sets)
+        return
+    recipes = choice() if given.what == "choose" else measured(given.seeds)
+    wanted = [recipe for recipe in recipes if given.only in (None, recipe.dataset)]
+    found = run_sweep(wanted, choose_device(given.device), given.seconds, RUNS, RESULTS)
+    print(Counter(one.state for one in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Training at larger image sizes on a CPU: what it costs in time and memory that freed memory stays with the process
+(`training.device.keep_freed_memory`), beside the same steps without; and how soon a run that cannot fit is refused.
+
+What the C library does with freed memory is settled once for a process, so every measurement has a process of its own,
+in turn with and without. Processor time is counted, not the clock: others on the machine disturb that less.
+"""
+
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mspcaps.bench.result import environment
+from mspcaps.bench.timing import significant
+from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
+from mspcaps.errors import MspcapsError
+from mspcaps.training.device import free_bytes, keep_freed_memory
+from mspcaps.training.memory import check_memory, training_need
+
+Log = Callable[[str], None]
+SIZES, BATCH, STEPS, ROUNDS = (32, 96, 224), 8, 2, 3
+TOO_LARGE = (("mspcaps_l", 224), ("mspcaps_t", 512))
+CONVENTIONS = {
+    "data": "synthetic: random uint8 images",
+    "ms_per_image": "processor time of training steps, user and system, over the images; median of the processes",
+    "system_ms_per_image": "what of it was spent in the kernel of the operating system",
+    "peak_memory_bytes": "largest resident memory of the process, less that before the first step",
+    "refused": "seconds of processor time from the question whether a run by the paper's recipe fits to the answer",
+}
+
+
+def bench_memory(
+    model: str = "mspcaps_t",
+    device: torch.device | None = None,
+    batch_size: int | None = None,
+    quick: bool = False,
+    log: Log = lambda line: None,
+) -> dict[str, Any]:
+    """Measure steps at every size, and the refusals."""
+    device, batch = device or torch.device("cpu"), BATCH if batch_size is None else batch_size
+    if device.type != "cpu" or not sys.platform.startswith("linux"):
+        raise MspcapsError("the memory benchmark is about a CPU with Linux: use --device cpu there")
+    if batch < 2:
+        raise MspcapsError(f"batch_size is {batch}, but BatchNorm needs at least 2 images in a batch")
+    result: dict[str, Any] = {
+        "what": "memory", "model": model, "quick": quick, "environment": environment(device),
+        "conventions": CONVENTIONS, "batch_size": batch, "sizes": [],
+    }  # fmt: skip
+    for side in (32, 48) if quick else SIZES:
+        check_memory(replace(PAPER, model=model, batch_size=batch), device, 10, 3, (side, side), 0)
+        found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        for turn in range(1 if quick else ROUNDS):
+            for kept, measured in found.items():
+                log(f"{side} pixels, {'kept' if kept else 'given back'}, turn {turn + 1}")
+                measured.append(in_new_process(model, side, batch, 1 if quick else STEPS, kept))
+        row = {("kept" if kept else "given_back"): medians(measured) for kept, measured in found.items()}
+        result["sizes"].append({"img_size": side, **row})
+    training_need(PAPER, device, {"num_classes": 2, "in_chans": 3, "img_size": 32})  # PyTorch loads more modules for it
+    result["refused"] = [time_refusal(name, side, device) for name, side in TOO_LARGE]
+    return result
+
+
+def in_new_process(*args: Any) -> dict[str, float]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure_steps, *args).result()
+
+
+def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> dict[str, float]:
+    """In a process of its own: the cost of steps after a first one, which sets everything up."""
+    torch.set_num_threads(1)
+    if kept:
+        keep_freed_memory()
+    task = Task(batch, side, images=2 * batch)
+    run = EngineRun(task.model(model), task.data(), task, "eager")
+    start = resident_bytes("VmRSS")
+    run.run(1)
+    before = usage()
+    run.run(steps)
+    after, images = usage(), steps * batch
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    return {
+        "ms_per_image": 1000 * (user + system) / images,
+        "system_ms_per_image": 1000 * system / images,
+        "peak_memory_bytes": resident_bytes("VmHWM") - start,
+    }
+
+
+def usage() -> resource.struct_rusage:
+    return resource.getrusage(resource.RUSAGE_SELF)
+
+
+def resident_bytes(name: str) -> int:
+    """VmRSS: now; VmHWM: at most so far. What `resource` tells includes the process that started this one."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
+
+
+def medians(measured: list[dict[str, float]]) -> dict[str, float]:
+    return {key: significant(statistics.median(one[key] for one in measured)) for key in measured[0]}
+
+
+def time_refusal(model: str, side: int, device: torch.device) -> dict[str, Any]:
+    """Whether the paper's recipe with this model fits at this size, what the answer was and how soon it came."""
+    recipe, task = replace(PAPER, model=model), {"num_classes": len(CIFAR10.classes), "in_chans": CIFAR10.channels}
+    began, sentence = time.process_time(), ""
+    try:
+        check_memory(recipe, device, *task.values(), (side, side), 0)
+    except MspcapsError as error:
+        sentence = str(error)
+    seconds = time.process_time() - began
+    need = training_need(recipe, device, task | {"img_size": side})
+    return {
+        "model": model, "img_size": side, "batch_size": recipe.batch_size, "seconds": significant(seconds),
+        "needed_bytes": need.fixed + recipe.batch_size * need.per_image, "free_bytes": free_bytes(device),
+        "answer": sentence,
+    }  # fmt: skip
