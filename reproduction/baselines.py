@@ -195,6 +195,17 @@ class Baselines:
         results = sorted(self.bench_results, key=lambda result: result["environment"]["date"])
         return {name: family for result in results for name, family in result["families"].items()}
 
+    def gpu_seconds(self, network: Network) -> float:
+        """Of one run on CIFAR-10, from the ledger if it had a GPU to itself. Runs of unequal size share one unequally:
+        then what its steps take alone, if the benchmark says so."""
+        group, speed = network.cifar10.group, self.speeds.get(network.model)
+        assert group is not None
+        run = group.first
+        alone = any(run.seconds.side_by_side == 1 for run in group.runs)
+        if alone or not speed or not run.images or self.bench_results[0]["environment"]["device"] != run.device:
+            return group.gpu_seconds
+        return run.images * run.epochs / float(speed["train"]["images_per_second"])
+
     @property
     def bench_results(self) -> list[Mapping[str, Any]]:
         """All on one device."""
@@ -243,7 +254,7 @@ def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
         if row.cost is None:
             continue
         group, speed = row.cifar10.group, baselines.speeds.get(row.model)
-        trained = (f"{group.gpu_seconds:,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
+        trained = (f"{baselines.gpu_seconds(row):,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
         cells = speed_cells(speed) if speed else (NONE,) * 4
         shown.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
     return "\n".join(grid(heads, shown, range(1, len(heads))))
@@ -270,7 +281,7 @@ def charts(baselines: Baselines) -> dict[str, str]:
         if last is not None or cell.figure is not None:
             by_size.append(Mark(title, network.cost.params, last, cell.figure, control))
         if cell.group:
-            by_cost.append(Mark(title, cell.group.gpu_seconds, last, None, control))
+            by_cost.append(Mark(title, baselines.gpu_seconds(network), last, None, control))
     upwards = "CIFAR-10 accuracy (percent)"
     size, cost = "parameters at 3 × 32 × 32", "training on CIFAR-10, seconds of one GPU"
     found = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}

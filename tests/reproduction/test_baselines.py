@@ -115,6 +115,22 @@ def test_costs_are_counted_trained_and_measured(results):
     assert shared.gpu_seconds == 100.0, "a quarter of a device for 400 s"
 
 
+def test_of_runs_that_shared_a_gpu_the_benchmark_knows_the_cost(tmp_path):
+    """A large network beside three small ones takes more than a quarter of it."""
+    run = entry("paper/cifar10/capsnet", [60.0, 74.0])
+    run |= {"seconds": {"train": 400.0, "per_epoch": 1.0, "side_by_side": 4}, "images": 50_000}
+    enter(tmp_path, run)
+
+    def seconds(device: str) -> float:
+        family = {"train": {"images_per_second": 60_000.0}}
+        where = {"device": device, "date": "2026-01-01"}
+        bench = {"what": "families", "environment": where, "families": {"capsnet": family}}
+        baselines = Baselines(read_report(tmp_path), [bench], {})
+        return baselines.gpu_seconds(network(baselines, "capsnet"))
+
+    assert seconds(run["device"]) == pytest.approx(300 * 50_000 / 60_000) and seconds("another GPU") == 100.0
+
+
 def test_what_differs_by_more_than_two_points_needs_a_cause(results):
     baselines = made(results)
     assert baselines.unexplained == ["DeepCaps on CIFAR-10"]
