@@ -1,6 +1,7 @@
 """What a CUDA graph records must neither wait for the device nor draw from a generator: checked here on a CPU, where
 the same Python runs, operation by operation."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mspcaps.bench.variants import Task
-from mspcaps.data import Augmentation, ImageSet
+from mspcaps.data import Augmentation, ImageSet, facts
 from mspcaps.models import create_model, orthcaps
 from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
 from mspcaps.training.loader import Loader
@@ -89,3 +90,18 @@ def test_adversarial_steps_can_be_recorded(name: str, kind: Any) -> None:
     with Recorded():
         step()
         evaluator.count_all()
+
+
+def test_everything_that_a_recipe_may_add_can_be_recorded() -> None:
+    augment = Augmentation(crop=2, flip=True, rotate=5.0, cutout=4, colour=0.2, sharpness=0.2, mixup=0.2)
+    recipe = Recipe(
+        batch_size=2, precision="bf16", augment=augment, muon_lr=0.01, decay_vectors=False, clip_grad=1.0, ema=0.9,
+        label_smoothing=0.1, teacher="mspcaps_t.cifar10",
+    )  # fmt: skip
+    images = replace(data(32), classes=facts("cifar10").classes)
+    torch.manual_seed(0)
+    step = make_step(create_model("resnet20").train(), Loader(images, 2, augment, 0), recipe, "eager")
+    step.loader.begin(0)
+    step()
+    with Recorded():
+        step()
