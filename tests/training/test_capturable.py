@@ -89,3 +89,23 @@ def test_adversarial_steps_can_be_recorded(name: str, kind: Any) -> None:
     with Recorded():
         step()
         evaluator.count_all()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_steps_with_everything_that_a_recipe_can_turn_on_can_be_recorded(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = data(16)
+    augment = Augmentation(2, True, 10.0, alternate_flip=True, cutout=4, colour=0.2, sharpness=0.2, mixup=0.2)
+    recipe = Recipe(
+        batch_size=2, precision="bf16", optimizer=optimizer, muon_lr=0.02, decay_vectors=False, label_smoothing=0.1,
+        ema=0.9, clip_grad=1.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    teacher = create_model("resnet20", img_size=16).eval().requires_grad_(False)
+    monkeypatch.setattr("mspcaps.training.step.load_teacher", lambda *_: teacher)
+    step = make_step(create_model("mspcaps_t", img_size=16).train(), Loader(images, 2, augment, 0), recipe, "eager")
+    step.loader.begin(0)
+    step()
+    with Recorded():
+        step()
