@@ -93,7 +93,7 @@ def test_adversarial_steps_can_be_recorded(name: str, kind: Any) -> None:
 
 
 def test_everything_that_a_recipe_may_add_can_be_recorded() -> None:
-    augment = Augmentation(crop=2, flip=True, rotate=5.0, cutout=4, colour=0.2, sharpness=0.2, mixup=0.2)
+    augment = Augmentation(2, True, 5.0, alternate_flip=True, cutout=4, colour=0.2, sharpness=0.2, mixup=0.2)
     recipe = Recipe(
         batch_size=2, precision="bf16", augment=augment, muon_lr=0.01, decay_vectors=False, clip_grad=1.0, ema=0.9,
         label_smoothing=0.1, teacher="mspcaps_t.cifar10",

@@ -109,6 +109,15 @@ def test_a_decoder_draws_what_the_label_says() -> None:
     assert batch_loss(model, loader, 0.3).item() == pytest.approx(want.item(), rel=1e-4)
 
 
+@pytest.mark.parametrize(("recipe", "augment"), [({"label_smoothing": 0.1}, {}), ({}, {"mixup": 0.2})])
+def test_a_loss_that_takes_class_numbers_only_is_refused(recipe: dict[str, float], augment: dict[str, float]) -> None:
+    model, loader = Small(), make_loader(Augmentation(**augment))  # type: ignore[arg-type]
+    model.criterion = lambda scores, y: nn.functional.nll_loss(scores.log_softmax(1), y)  # type: ignore[method-assign]
+    make_step(model, make_loader(Augmentation()), Recipe(), "eager")
+    with pytest.raises(MspcapsError, match=r"(label_smoothing is 0\.1|augment\.mixup is 0\.2).* soft targets"):
+        make_step(model, loader, Recipe(**recipe), "eager")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("student", ["logits", "lengths"])
 @pytest.mark.parametrize("teacher", ["logits", "lengths"])
 def test_a_teacher_adds_the_divergence_from_its_answers(student: str, teacher: str) -> None:

@@ -8,10 +8,11 @@ draws what the label says.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mspcaps.capsules.losses import smooth_targets
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, first_line
 from mspcaps.models import Model, class_names, load_model
 from mspcaps.training.adversary import as_logits, kl, logits_of
 from mspcaps.training.loader import Loader, take_batch
@@ -50,6 +51,21 @@ class Objective:
 
     def __call__(self, model: Model, loader: Loader) -> Tensor:
         return self.loss(model, loader, *self.settings)
+
+
+def check_soft_targets(recipe: Recipe, model: Model, loader: Loader) -> None:
+    """Refuses smoothed and mixed labels if the model's loss, which may be somebody's own, takes class numbers only."""
+    fields = {"label_smoothing": recipe.label_smoothing, "augment.mixup": loader.augment.mixup}
+    scores = torch.full((2, len(loader.classes)), 0.5)
+    for field, value in fields.items():
+        try:
+            if value:
+                model.criterion(scores, scores.softmax(1))
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            raise MspcapsError(
+                f"{field} is {value}, but the loss of {model.config['name']} takes no soft targets "
+                f"({first_line(error)}): leave it at 0"
+            ) from error
 
 
 def load_teacher(recipe: Recipe, model: Model, classes: Sequence[str]) -> Model | None:

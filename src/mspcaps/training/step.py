@@ -21,7 +21,7 @@ from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, working_precision
 from mspcaps.training.distributed import World
 from mspcaps.training.loader import Loader
-from mspcaps.training.objective import Objective, load_teacher
+from mspcaps.training.objective import Objective, check_soft_targets, load_teacher
 from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.recipe import Recipe
 
@@ -39,6 +39,7 @@ def make_step(
                 f"{name} is a {type(module).__name__} of PyTorch, whose masks no resumed run would see again: use "
                 "mspcaps.models.layers.Dropout"
             )
+    check_soft_targets(recipe, model, loader)
     use_channels_last(model)
     autocast = working_precision(loader.images.device, recipe.precision)
     optimizer = FlatOptimizer(model, recipe, autocast or torch.float32)
