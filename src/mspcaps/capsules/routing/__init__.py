@@ -18,8 +18,9 @@ from mspcaps.capsules.routing.self_attention import SelfAttentionRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
-    "AdditionFusion", "AgreementPooling", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion", "ConvAttentionRouting",
-    "CrossAgreementRouting", "DualAttentionRouting", "DynamicRouting", "DynamicRouting3D", "InvertedAttentionRouting",
-    "LocalAgreementRouting", "MeanAgreementRouting", "OrthogonalAttentionRouting", "RoutingState", "SelfAgreementRouting",
-    "SelfAttentionRouting", "SimplifiedOrthogonalRouting", "SparseAttentionRouting", "States",
+    "AdditionFusion", "AgreementPooling", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion",
+    "ConvAttentionRouting", "CrossAgreementRouting", "DualAttentionRouting", "DynamicRouting", "DynamicRouting3D",
+    "InvertedAttentionRouting", "LocalAgreementRouting", "MeanAgreementRouting", "OrthogonalAttentionRouting",
+    "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "SimplifiedOrthogonalRouting",
+    "SparseAttentionRouting", "States",
 ]  # fmt: skip

@@ -32,6 +32,8 @@ from mspcaps.capsules.routing.state import RoutingState, States
 from mspcaps.capsules.squash import squash
 from mspcaps.errors import MspcapsError
 
+GAIN = 10.0  # g at the start, when votes are short
+
 
 class Wholes(NamedTuple):
     """What a block makes of parts and wholes."""
@@ -51,7 +53,7 @@ class LocalAgreementRouting(nn.Module):
             raise MspcapsError(f"window is {window}, but must be even and at least 2: wholes lie between parts")
         self.window = window
         self.offset = nn.Parameter(torch.zeros(window * window, d_out))  # o
-        self.gain = nn.Parameter(torch.ones(1))  # g
+        self.gain = nn.Parameter(torch.full((1,), GAIN))  # g
 
     def extra_repr(self) -> str:
         return f"window={self.window}"
