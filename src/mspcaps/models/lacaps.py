@@ -4,8 +4,8 @@ Three feature maps, each half as fine as the one before, are cut into patches, a
 capsules of all scales vote for the classes through the same matrix; votes of finer patches count for a coarser one as
 far as they agree with it, inside a window. No weight belongs to a place of the image: one set serves every image size.
 The heads `_average` and `_linear` on the same backbone are what the capsules are compared with.
-Parameters (3 x 32 x 32, 10 classes): lacaps_t 336,690 (deep 316,570); lacaps_t_average 317,802; lacaps_t_linear 352,362;
-lacaps_l 9,309,122.
+Parameters (3 x 32 x 32, 10 classes): lacaps_t 336,690 (deep 316,570); lacaps_t_average 317,802; lacaps_t_linear
+352,362; lacaps_l 9,309,122.
 """
 
 from dataclasses import dataclass, replace
