@@ -39,6 +39,13 @@ def test_the_first_steps_are_the_readmes() -> None:
     assert named <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
+def test_the_example_of_lacaps_works() -> None:
+    names: dict = {}
+    for code in blocks("python", page("lacaps.md")):
+        exec(code, names)
+    assert names["small"].shape == names["wide"].shape == (2, 4)
+
+
 def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))  # it is gone again afterwards
     names: dict = {}

@@ -15,6 +15,7 @@ from mspcaps.explanation.drawing import kind_of
 from mspcaps.explanation.geometry import Scale, members
 from mspcaps.explanation.heat import mean_image
 from mspcaps.explanation.tree import Node
+from mspcaps.explanation.tree_drawing import voters_of
 
 DRAWS = 8  # of random patches for every image
 INSIDE = ("fine", "fine_agrees")  # whose random ones are drawn in the same coarser patches
@@ -27,15 +28,24 @@ def named_patches(parts: Sequence[Node], root: Node, scales: int) -> Named:
     for node in parts:
         assert node.scale is not None
         groups.setdefault(kind_of(node.scale, scales), []).append(node)
-    voters: Sequence[Node] = root.children
     if "mid" in groups:
-        (centre,) = root.children[0].children  # under the coarse patch that adds most
-        voters = centre.children  # what adds most comes first
+        voters = voters_of(root.children[0])  # under the coarse patch that adds most; what adds most comes first
         groups["mid_adds"] = list(voters[: len(groups["mid"])])
     if "fine" in groups:
-        below = {node.index: node.children[0] for node in voters}
+        below: dict[int, Node] = {}
+        for node in root.walk():  # the strongest first: of a patch in several windows its largest part
+            if node.scale == 1:
+                below.setdefault(node.index, strongest_inside(node))
         groups["fine_agrees"] = [below[node.index] for node in groups.get("mid", groups["coarse"])]
     return groups
+
+
+def strongest_inside(patch: Node) -> Node:
+    """Of the finer patches that the tree has under this one the strongest that begins in it: a window is larger."""
+    assert patch.rect is not None
+    top, left, bottom, right = patch.rect
+    inside = (n for n in patch.children if n.rect and top <= n.rect.top < bottom and left <= n.rect.left < right)
+    return next(inside, patch.children[0])
 
 
 def named_mask(nodes: Sequence[Node], scales: Sequence[Scale]) -> Tensor:

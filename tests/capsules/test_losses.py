@@ -1,11 +1,13 @@
-"""The margin loss against a plain loop."""
+"""The losses on lengths against plain loops."""
+
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mspcaps.capsules import margin_loss
+from mspcaps.capsules import length_cross_entropy, margin_loss
 
 
 def loop(scores: list[list[float]], labels: list[int], m_plus: float, m_minus: float, absent: float) -> float:
@@ -72,3 +74,12 @@ def test_the_compiler_follows_the_whole_loss():
     compiled = torch.compile(margin_loss, backend="eager", fullgraph=True)
     scores, labels = torch.rand(4, 3), torch.tensor([0, 1, 2, 0])
     assert torch.equal(compiled(scores, labels), margin_loss(scores, labels))
+
+
+def test_cross_entropy_on_lengths_equals_the_loop():
+    scores = torch.rand(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 2, 1, 2])
+    rows = [[math.exp(12 * score) for score in row] for row in scores.tolist()]
+    expected = sum(-math.log(row[label] / sum(row)) for row, label in zip(rows, labels.tolist(), strict=True)) / 4
+    assert length_cross_entropy(scores, labels).item() == pytest.approx(expected, abs=1e-12)
+    assert length_cross_entropy(scores, torch.eye(3).double()[labels]).item() == pytest.approx(expected, abs=1e-12)

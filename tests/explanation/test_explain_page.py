@@ -48,6 +48,7 @@ def weights(path: Path, name: str = "mspcaps_t", channels: int = 3) -> Path:
         ("deepcaps", 3, (12, 12), "couplings"), ("rs_capsnet", 3, (12, 12), "couplings"),
         ("idp_capsnet", 3, (13, 14), "couplings"), ("efficient_capsnet", 3, (17, 17), "couplings"),
         ("orthcaps_s", 3, (17, 18), "couplings"), ("orthcaps_d", 3, (4, 5), "couplings"),
+        ("lacaps_t", 3, (32, 32), "tree"), ("lacaps_t", 1, (17, 26), "tree"), ("lacaps_t_linear", 3, (20, 20), ""),
     ],
 )  # fmt: skip
 def test_the_page_is_whole_and_needs_nothing_else(name, channels, size, drawings):
@@ -64,7 +65,7 @@ def test_the_page_is_whole_and_needs_nothing_else(name, channels, size, drawings
 
 def test_every_family_is_in_the_test_above():
     (marks,) = (m for m in test_the_page_is_whole_and_needs_nothing_else.pytestmark if m.name == "parametrize")
-    families = {name for name in mspcaps.list_models() if not name.startswith(("mspcaps_", "resnet"))}
+    families = {name for name in mspcaps.list_models() if not name.startswith(("mspcaps_", "resnet", "lacaps_"))}
     assert families <= {case[0] for case in marks.args[1]}
 
 

@@ -28,7 +28,7 @@ from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.step import make_step
 
 NAMES = list_models()
-SMALL = [name for name in NAMES if not name.startswith("mspcaps_l")]
+SMALL = [name for name in NAMES if not name.startswith(("mspcaps_l", "lacaps_l"))]
 SIZE = 20
 
 
@@ -196,7 +196,7 @@ LARGE = {"aa_capsnet", "ar_capsnet", "capsnet", "capsnet_cifar", "deepcaps", "id
 FAMILIES = [
     pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
     for name in SMALL
-    if not name.startswith("mspcaps_t_") and name != "resnet18"
+    if not name.startswith(("mspcaps_t_", "lacaps_t_")) and name != "resnet18"
 ]
 LABELS = torch.tensor([0, 1, 3, 1, 2, 0, 3, 2])
 

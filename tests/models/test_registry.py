@@ -11,7 +11,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models import model_options, register_model, registry
 from mspcaps.models.mspcaps import mspcaps_t
 
-SMALL = [name for name in list_models() if not name.startswith("mspcaps_l")]
+SMALL = [name for name in list_models() if not name.startswith(("mspcaps_l", "lacaps_l"))]
 
 
 def warmed(name, **task):

@@ -13,7 +13,7 @@ from mspcaps.models.transfer import depends_on_classes, differs_in_channels, int
 
 TASK = {"num_classes": 5, "in_chans": 3, "img_size": (32, 32)}
 CLASSES = list("abcde")
-SMALL = [name for name in list_models() if not name.startswith("mspcaps_l") and name != "resnet18"]
+SMALL = [name for name in list_models() if not name.startswith(("mspcaps_l", "lacaps_l", "resnet18"))]
 
 
 def written(path, name="mspcaps_t", **task):
@@ -56,7 +56,8 @@ HEADS = {
     "aa_capsnet": {"head.weight", "head.bias"},
     "rs_capsnet": {"routing.w"},
     "da_capsnet": {"routing.w", "routing.gate.first.weight"},
-         "mspcaps_t_linear": {"head.weight", "head.bias"},
+         "lacaps_t": {"votes.w", "votes.bias"}, "lacaps_t_average": {"head.weight", "head.bias"},
+         "lacaps_t_linear": {"head.weight", "head.bias"}, "mspcaps_t_linear": {"head.weight", "head.bias"},
          "mspcaps_t_linear_margin": {"head.weight", "head.bias"},
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip
 

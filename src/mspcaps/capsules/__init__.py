@@ -1,9 +1,10 @@
 """The maths of capsules."""
 
-from mspcaps.capsules.losses import margin_loss
+from mspcaps.capsules.losses import length_cross_entropy, margin_loss
 from mspcaps.capsules.patchify import PatchifyCaps
 from mspcaps.capsules.routing import (
     AdditionFusion,
+    AgreementPooling,
     AttentionRouting,
     CapsuleAffine,
     ConcatenationFusion,
@@ -13,6 +14,7 @@ from mspcaps.capsules.routing import (
     DynamicRouting,
     DynamicRouting3D,
     InvertedAttentionRouting,
+    LocalAgreementRouting,
     MeanAgreementRouting,
     OrthogonalAttentionRouting,
     RoutingState,
@@ -27,6 +29,7 @@ from mspcaps.capsules.votes import cast_votes
 
 __all__ = [
     "AdditionFusion",
+    "AgreementPooling",
     "AttentionRouting",
     "CapsuleAffine",
     "ConcatenationFusion",
@@ -36,6 +39,7 @@ __all__ = [
     "DynamicRouting",
     "DynamicRouting3D",
     "InvertedAttentionRouting",
+    "LocalAgreementRouting",
     "MeanAgreementRouting",
     "OrthogonalAttentionRouting",
     "PatchifyCaps",
@@ -48,6 +52,7 @@ __all__ = [
     "cast_votes",
     "exponential_squash",
     "length",
+    "length_cross_entropy",
     "margin_loss",
     "squash",
 ]

@@ -15,7 +15,7 @@ from mspcaps.capsules import RoutingState
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation.geometry import Scale, default_scales, smooth
 from mspcaps.explanation.heat import Progress, effects, evidence, mean_image
-from mspcaps.explanation.tree import Node, TreeBuilder, strongest_parts
+from mspcaps.explanation.tree import Node, TreeBuilder, WindowTreeBuilder, strongest_parts
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_floating, in_eval_mode
 
@@ -82,9 +82,16 @@ class Explanation:
     def has_tree(self) -> bool:
         """Whether the routing can be followed from the classes back to patches: patches lie on grids, and every block
         says which of its fine capsules stand under which coarse one."""
+        if self.in_windows:
+            return len(self.routing) == len(self.scales)
         followed = all(state.fine_agreements is not None and state.grids is not None for state in self.routing)
         on_grids = bool(self.model.patch_grids()) and len(self.routing) == max(1, len(self.scales) - 1)
         return followed and on_grids
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether every capsule has a place, and parts count only for the wholes in whose window they lie."""
+        return bool(self.routing[:-1]) and all(state.members is not None for state in self.routing[:-1])
 
     def label_numbers(self, label: Label) -> Tensor:
         """int64 [b]"""
@@ -124,7 +131,8 @@ class Explanation:
             raise MspcapsError(f"{name} has no part-whole tree: its routing cannot be followed back to patches")
         number = self.class_number(image, label)
         found = [value[image, :, number] for value in self.all_effects]
-        return TreeBuilder(self.routing, self.scales, found, image).tree(number)
+        builder = WindowTreeBuilder if self.in_windows else TreeBuilder
+        return builder(self.routing, self.scales, found, image).tree(number)
 
     def parts(self, image: int = 0, label: int | str | None = None) -> list[Node]:
         """Where the heat map, as it is drawn, adds up to most: patches, coarse to fine, which the page outlines."""

@@ -113,6 +113,51 @@ class TreeBuilder:
         return Node("middle", number, agreement=agreement, length=length, children=children)
 
 
+@dataclass(frozen=True)
+class WindowTreeBuilder:
+    """Grows the tree where parts lie in windows (local agreement): all capsules have a place, and all votes are added
+    to those of the class.
+
+    Every contribution is along the direction of the class capsule. That of a patch is the sum of what its own vote adds
+    and of its children's, so the tree accounts for the whole length.
+    """
+
+    routing: Sequence[RoutingState]  # a local block for every scale but the finest, then the pooling
+    scales: Sequence[Scale]
+    effects: Sequence[Tensor]
+    image: int
+
+    def tree(self, label: int) -> Node:
+        *local, pooling = self.routing
+        couplings, contributions = vote_shares(pooling, self.image, label)
+        output = couplings @ pooling.votes[-1][:, self.image, label]  # [e]
+        level, direction = len(local), output / length(output)
+        children = tuple(
+            patch_node(
+                self.scales[level], level, k, float(self.effects[level][k]), float(couplings[k]),
+                float(contributions[k]), children=self.parts(level - 1, k, label, direction * couplings[k]),
+            )
+            for k in contributions.argsort(descending=True).tolist()
+        )  # fmt: skip
+        return Node("class", label, length=float(contributions.sum()), children=children)
+
+    def parts(self, level: int, k: int, j: int, direction: Tensor) -> tuple[Node, ...]:
+        """The patches in the window of patch k, the largest contribution first; `direction` times the coupling of all
+        that is above them."""
+        state = self.routing[level]
+        assert state.members is not None
+        couplings, agreements = (t[k, self.image, :, j] for t in (state.couplings, state.agreements))  # [m]
+        contributions = couplings * (state.votes[0][k, self.image, :, j] @ direction)
+        numbers, nodes = state.members[k].tolist(), []
+        for m in contributions.argsort(descending=True).tolist():
+            if (number := numbers[m]) >= 0:  # not beyond the border
+                below = self.parts(level - 1, number, j, direction * couplings[m]) if level else ()
+                effect = float(self.effects[level][number])
+                shown = float(couplings[m]), float(contributions[m]), float(agreements[m])
+                nodes.append(patch_node(self.scales[level], level, number, effect, *shown, children=below))
+        return tuple(nodes)
+
+
 def vote_shares(state: RoutingState, image: int, j: int) -> tuple[Tensor, Tensor]:
     """-> couplings [k] of those that vote for output j, and their contributions [k]: the votes times the couplings,
     along the direction of the output s_j = sum_k c[j,k] U[j,k]. They add up to |s_j|; who votes against what the others

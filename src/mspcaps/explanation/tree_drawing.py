@@ -47,7 +47,7 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> M
     """The coarse patches that add most to the class, and under each those that add most to its middle capsule."""
     drawer = Drawer(size, scales)
     chosen = root.children[:ROWS]  # what adds most comes first
-    deep = chosen[0].children[0].kind == "middle"
+    deep = bool(chosen[0].children[0].children)
     height = max(COARSE, TWIGS * (SMALL + 10) if deep else 0) + GAP
     total, middle = TOP + height * len(chosen), TOP + height * len(chosen) / 2
     parts = [heads(root, chosen, deep)]
@@ -77,11 +77,13 @@ def heads(root: Node, chosen: Sequence[Node], deep: bool) -> str:
     rest = f"the other {len(left)} add {signed(sum(node.contribution or 0.0 for node in left))}" if left else ""
     columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", rest)]
     if deep:
-        (centre,) = chosen[0].children
-        best = f"{min(TWIGS, len(centre.children))} of {len(centre.children)}, that add most"
-        columns.append((X_MIDDLE - 30, "middle capsule", DECISIVE))
-        columns.append((X_MID, f"its patches, {extent(centre.children[0])}", best))
-        columns.append((X_FINE, f"fine patch, {extent(centre.children[0].children[0])}", DECISIVE))
+        voters = voters_of(chosen[0])
+        best = f"{min(TWIGS, len(voters))} of {len(voters)}, that add most"
+        if has_centre(chosen[0]):
+            columns.append((X_MIDDLE - 30, "middle capsule", DECISIVE))
+        columns.append((X_MID, f"its patches, {extent(voters[0])}", best))
+        decisive = DECISIVE if has_centre(chosen[0]) else "that adds most"
+        columns.append((X_FINE, f"fine patch, {extent(voters[0].children[0])}", decisive))
     else:
         columns.append((X_MIDDLE, f"fine patch, {extent(chosen[0].children[0])}", DECISIVE))
     return "".join(
@@ -91,36 +93,48 @@ def heads(root: Node, chosen: Sequence[Node], deep: bool) -> str:
 
 
 def branch(drawer: Drawer, coarse: Node, y: float) -> str:
-    """Coarse patch -> middle capsule -> the patches that add most to it -> the fine patch of each."""
-    (centre,) = coarse.children
+    """Coarse patch -> middle capsule, if there is one -> the patches that add most to it -> the fine patch of each."""
     start = X_COARSE + drawer.width(COARSE) + 118
-    parts = [
-        f'<line class="link" x1="{start:.1f}" x2="{X_MIDDLE - 21}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text class="tick" x="{X_MIDDLE}" y="{y + 40:.1f}" text-anchor="middle">'
-        f"agrees {signed(centre.agreement)}</text>",
-    ]
-    twigs = centre.children[:TWIGS]
+    parts, fork = [], start
+    if has_centre(coarse):
+        parts.append(f'<line class="link" x1="{start:.1f}" x2="{X_MIDDLE - 21}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        fork = X_MIDDLE + 20
+    twigs = voters_of(coarse)[:TWIGS]
     for number, twig in enumerate(twigs):
         at = y + (number - (len(twigs) - 1) / 2) * (SMALL + 10)
-        parts.append(edge(X_MIDDLE + 20, y, X_MID, at, twig))
+        parts.append(edge(fork, y, X_MID, at, twig))
         parts.append(drawer.little(twig, X_MID, at, SMALL))
         x = X_MID + drawer.width(SMALL) + 9
         parts.append(
             f'<text class="value" x="{x:.1f}" y="{at - 4:.1f}">adds {signed(twig.contribution)}</text>'
             f'<text class="tick" x="{x:.1f}" y="{at + 14:.1f}">coupling {twig.coupling:.2f}</text>'
         )
-        (fine,) = twig.children
+        fine = twig.children[0]
+        word = (
+            f"adds {signed(fine.contribution)}" if fine.contribution is not None else f"agrees {signed(fine.agreement)}"
+        )
         parts.append(f'<line class="link" x1="{x + 100:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(drawer.little(fine, X_FINE, at, SMALL))
+        parts.append(f'<text class="tick" x="{X_FINE + drawer.width(SMALL) + 9:.1f}" y="{at + 5:.1f}">{word}</text>')
+    if has_centre(coarse):
+        (centre,) = coarse.children
         parts.append(
-            f'<text class="tick" x="{X_FINE + drawer.width(SMALL) + 9:.1f}" y="{at + 5:.1f}">'
-            f"agrees {signed(fine.agreement)}</text>"
+            f'<text class="tick" x="{X_MIDDLE}" y="{y + 40:.1f}" text-anchor="middle">'
+            f"agrees {signed(centre.agreement)}</text>"
+            f'<circle class="capsule" cx="{X_MIDDLE}" cy="{y:.1f}" r="20"/><text class="number" x="{X_MIDDLE}" '
+            f'y="{y + 5:.1f}" text-anchor="middle">{centre.index}</text>'
         )
-    parts.append(
-        f'<circle class="capsule" cx="{X_MIDDLE}" cy="{y:.1f}" r="20"/><text class="number" x="{X_MIDDLE}" '
-        f'y="{y + 5:.1f}" text-anchor="middle">{centre.index}</text>'
-    )
     return "".join(parts)
+
+
+def has_centre(coarse: Node) -> bool:
+    """Whether a middle capsule without a place stands between a coarse patch and the finer ones."""
+    return coarse.children[0].kind == "middle"
+
+
+def voters_of(coarse: Node) -> Sequence[Node]:
+    """The patches of the middle scale that make up a coarse one, or the middle capsule that agrees with it."""
+    return coarse.children[0].children if has_centre(coarse) else coarse.children
 
 
 def leaf(drawer: Drawer, coarse: Node, y: float) -> str:

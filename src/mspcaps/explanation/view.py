@@ -53,6 +53,7 @@ class View:
     full_colour: float  # the effect on a patch of the finest scale that is drawn in full colour
     voters: int  # capsules that vote for the classes; 0 without couplings
     equal_coupling: float  # of each if the routing made no difference
+    in_windows: bool  # whether the votes of finer patches are added to those above them
 
     @property
     def closeness(self) -> str:
@@ -110,6 +111,7 @@ def make_view(found: Explanation, image: int = 0, label: int | str | None = None
         full_colour=ink(top, size[0] * size[1]) * scales[0].cell ** 2,
         voters=len(state.couplings) if state else 0,
         equal_coupling=1 / state.couplings.shape[state.axis] if state else 0.0,
+        in_windows=found.in_windows,
     )
 
 

@@ -7,6 +7,7 @@ from mspcaps.capsules.routing.dynamic import DynamicRouting
 from mspcaps.capsules.routing.dynamic_3d import DynamicRouting3D
 from mspcaps.capsules.routing.fusion import AdditionFusion, ConcatenationFusion
 from mspcaps.capsules.routing.inverted_attention import InvertedAttentionRouting
+from mspcaps.capsules.routing.local_agreement import AgreementPooling, LocalAgreementRouting
 from mspcaps.capsules.routing.orthogonal_attention import (
     OrthogonalAttentionRouting,
     SimplifiedOrthogonalRouting,
@@ -17,8 +18,9 @@ from mspcaps.capsules.routing.self_attention import SelfAttentionRouting
 from mspcaps.capsules.routing.state import RoutingState, States
 
 __all__ = [
-    "AdditionFusion", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion", "ConvAttentionRouting",
-    "CrossAgreementRouting", "DualAttentionRouting", "DynamicRouting", "DynamicRouting3D", "InvertedAttentionRouting",
-    "MeanAgreementRouting", "OrthogonalAttentionRouting", "RoutingState", "SelfAgreementRouting",
-    "SelfAttentionRouting", "SimplifiedOrthogonalRouting", "SparseAttentionRouting", "States",
+    "AdditionFusion", "AgreementPooling", "AttentionRouting", "CapsuleAffine", "ConcatenationFusion",
+    "ConvAttentionRouting", "CrossAgreementRouting", "DualAttentionRouting", "DynamicRouting", "DynamicRouting3D",
+    "InvertedAttentionRouting", "LocalAgreementRouting", "MeanAgreementRouting", "OrthogonalAttentionRouting",
+    "RoutingState", "SelfAgreementRouting", "SelfAttentionRouting", "SimplifiedOrthogonalRouting",
+    "SparseAttentionRouting", "States",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ class RoutingState:
     output: Tensor  # [b, j, e], after squash
     fine_agreements: Tensor | None = None  # cross-agreement: of each fine capsule, before the maximum [k, b, m, j]
     grids: tuple[Grid, Grid] | None = None  # cross-agreement: of the fine capsules and of the coarse ones above them
+    members: Tensor | None = None  # local agreement: the number of fine capsule m in the window of k, or -1 [k, m]
     name: str = ""  # path of the block inside its model, such as routing.0
 
     @property

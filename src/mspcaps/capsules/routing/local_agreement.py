@@ -1,0 +1,112 @@
+"""Local agreement: the routing of LaCaps. Parts vote only for the wholes whose window they lie in.
+
+Letters: b batch, j class, e dimension of a vote, q place of a whole on its grid, m place in the window of q, p the fine
+place that this is. The grid of the wholes is half as fine as that of the parts, rounded up; a window is the square of
+places below q and, beyond 2 x 2, of those around them.
+
+    agreement  a[q,m,j] = g <U1[p,j] + o[m], U2[q,j]> / sqrt(e)
+    coupling   c[q,m,j] = softmax over m
+    whole      V[q,j]   = U2[q,j] + sum over m of c[q,m,j] U1[p,j]
+    support    A[q,j]   = log of the mean over m of exp a[q,m,j]
+
+and, from the coarsest wholes to the classes,
+
+    coupling   C[q,j]   = softmax over q of A[q,j]
+    class      v[j]     = squash( sum over q of C[q,j] V[q,j] )
+
+U1 are the votes of the parts, zero where a window reaches beyond the border, and U2 the whole's own; V takes the place
+of U1 on the next scale. All that is learned here is o, where in its window a whole looks for its parts, and g, how much
+agreement counts. No weight belongs to a place of the image: the same ones serve every size, and the cost grows with the
+number of pixels.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.squash import squash
+from mspcaps.errors import MspcapsError
+
+GAIN = 10.0  # g at the start, when votes are short
+
+
+class Wholes(NamedTuple):
+    """What a block makes of parts and wholes."""
+
+    votes: Tensor  # V [b, h, w, j, e]
+    support: Tensor  # A [b, h, w, j]
+
+
+class LocalAgreementRouting(nn.Module):
+    """Votes of parts [b, h1, w1, j, e] and of wholes [b, h2, w2, j, e], h2 = ceil(h1 / 2) -> Wholes."""
+
+    inputs = ("fine", "coarse")
+
+    def __init__(self, d_out: int, window: int) -> None:
+        super().__init__()
+        if window < 2 or window % 2:
+            raise MspcapsError(f"window is {window}, but must be even and at least 2: wholes lie between parts")
+        self.window = window
+        self.offset = nn.Parameter(torch.zeros(window * window, d_out))  # o
+        self.gain = nn.Parameter(torch.full((1,), GAIN))  # g
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"
+
+    def forward(self, U1: Tensor, U2: Tensor, states: States | None = None) -> Wholes:
+        """What the block did is appended to `states` if there is such a list."""
+        parts = windows(U1, self.window)  # [b, h, w, m, j, e]
+        a = ((parts + self.offset[:, None]) * U2.unsqueeze(3)).sum(-1)  # [b, h, w, m, j]
+        a = self.gain / U2.shape[-1] ** 0.5 * a
+        c = a.softmax(3)  # sums to one over m
+        V = U2 + (c.unsqueeze(-1) * parts).sum(3)  # [b, h, w, j, e]
+        A = a.logsumexp(3) - math.log(a.shape[3])  # [b, h, w, j]
+        if states is not None:
+            votes, members = (by_place(parts), by_place(U2)), window_members((U1.shape[1], U1.shape[2]), self.window)
+            states.append(RoutingState(self, votes, by_place(a), by_place(c), 2, V.flatten(1, 3), members=members))
+        return Wholes(V, A)
+
+
+class AgreementPooling(nn.Module):
+    """Wholes of the coarsest scale, V [b, h, w, j, e] and A [b, h, w, j] -> class capsules [b, j, e]."""
+
+    inputs = ("wholes", "support")
+
+    def forward(self, V: Tensor, A: Tensor, states: States | None = None) -> Tensor:
+        """What the block did is appended to `states` if there is such a list."""
+        C = A.flatten(1, 2).softmax(1)  # [b, q, j], sums to one over q
+        v = squash((C.unsqueeze(-1) * V.flatten(1, 2)).sum(1))  # [b, j, e]
+        if states is not None:
+            states.append(RoutingState(self, (by_place(V),), by_place(A), C.transpose(0, 1), 0, v))
+        return v
+
+
+def by_place(t: Tensor) -> Tensor:
+    """[b, h, w, ...] -> [q, b, ...], as a RoutingState has it."""
+    return t.flatten(1, 2).transpose(0, 1)
+
+
+def windows(U: Tensor, window: int) -> Tensor:
+    """[b, h1, w1, ...] -> [b, h2, w2, m, ...]: what lies in the window of every place of the grid half as fine.
+
+    Beyond the border everything is zero. Slices, and not a gather: every compiler and exporter takes them.
+    """
+    h, w = U.shape[1:3]
+    rows, columns, before = -(-h // 2), -(-w // 2), window // 2 - 1
+    below, right = (2 * n + before - side for n, side in ((rows, h), (columns, w)))
+    padded = F.pad(U.flatten(3), (0, 0, before, right, before, below)).unflatten(3, U.shape[3:])
+    parts = [
+        padded[:, y : y + 2 * rows - 1 : 2, x : x + 2 * columns - 1 : 2] for y in range(window) for x in range(window)
+    ]
+    return torch.stack(parts, 3)
+
+
+def window_members(fine: Grid, window: int) -> Tensor:
+    """int64 [q, m]: the number of the fine place p, row by row; -1 beyond the border."""
+    numbers = torch.arange(1, fine[0] * fine[1] + 1).view(1, *fine, 1)
+    return windows(numbers, window)[0, ..., 0].flatten(0, 1) - 1

@@ -1,0 +1,303 @@
+"""LaCaps: local agreement capsules. A family of our own; docs/lacaps.md states the equations and what was measured.
+
+Three feature maps, each half as fine as the one before, are cut into patches, and every patch is a capsule. The
+capsules of all scales vote for the classes through the same matrix; votes of finer patches count for a coarser one as
+far as they agree with it, inside a window. No weight belongs to a place of the image: one set serves every image size.
+The heads `_average` and `_linear` on the same backbone are what the capsules are compared with.
+Parameters (3 x 32 x 32, 10 classes): lacaps_t 336,690 (deep 316,570); lacaps_t_average 317,802; lacaps_t_linear
+352,362; lacaps_l 9,309,122.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mspcaps.capsules import AgreementPooling, LocalAgreementRouting, States, cast_votes, length_cross_entropy
+from mspcaps.capsules.patchify import Grid
+from mspcaps.errors import MspcapsError
+from mspcaps.models.capsule_model import CapsuleModel
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, run_block
+from mspcaps.models.model import Model, Task
+from mspcaps.models.registry import register_model
+
+
+@dataclass(frozen=True)
+class Config:
+    """What tells the sizes apart, and what is worth trying."""
+
+    widths: tuple[int, int, int]  # channels of the stages
+    blocks: tuple[int, int, int]  # per stage
+    expansion: int  # of the channels between the two 1x1 convolutions of a block
+    dim: int  # d, of the capsules of a patch
+    d_out: int  # e, of a vote and of the class capsules
+    kernel: int = 5  # of the depthwise convolutions
+    patch: int = 4
+    window: int = 4  # side of the square of finer patches that a patch listens to
+
+
+TINY = Config(widths=(32, 64, 128), blocks=(2, 3, 3), expansion=2, dim=64, d_out=8)
+DEEP = replace(TINY, widths=(24, 48, 96), blocks=(4, 6, 5))  # the same cost, twice the blocks
+LARGE = Config(widths=(96, 192, 384), blocks=(4, 6, 8), expansion=3, dim=192, d_out=16)
+
+
+class Block(nn.Module):
+    """x + f(x), [b, c, h, w] -> the same shape: a depthwise convolution looks around, two 1x1 convolutions think."""
+
+    def __init__(self, width: int, hidden: int, kernel: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
+        self.bn1 = BatchNorm(width)
+        self.expand = nn.Conv2d(width, hidden, 1)
+        self.reduce = nn.Conv2d(hidden, width, 1, bias=False)
+        self.bn2 = BatchNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bn2(self.reduce(F.gelu(self.expand(self.bn1(self.depthwise(x))))))
+
+
+class Halve(nn.Module):
+    """[b, c, h, w] -> [b, width, ceil(h / 2), ceil(w / 2)]: a 2x2 convolution of stride 2, BatchNorm."""
+
+    def __init__(self, in_chans: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_chans, width, 2, stride=2, bias=False)
+        self.bn = BatchNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))))
+
+
+class Backbone(nn.Module):
+    """[b, c, h, w] -> the last map of every stage, finest first: h x w, then half as fine, then a quarter.
+
+    Heads see a map after BatchNorm and GELU: the mean over a patch then says how much of something is there.
+    """
+
+    def __init__(self, config: Config, in_chans: int) -> None:
+        super().__init__()
+        self.stages, chans = nn.ModuleList(), in_chans
+        for width, count in zip(config.widths, config.blocks, strict=True):
+            first = Halve(chans, width) if self.stages else ConvBN(chans, width)
+            blocks = (Block(width, config.expansion * width, config.kernel) for _ in range(count))
+            self.stages.append(nn.Sequential(first, *blocks))
+            chans = width
+        self.norms = nn.ModuleList(BatchNorm(width) for width in config.widths)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = []
+        for stage, norm in zip(self.stages, self.norms, strict=True):
+            for block in stage:  # type: ignore[attr-defined]
+                x = run_block(block, x, self.grad_checkpointing)
+            maps.append(F.gelu(norm(x)))
+        return maps
+
+
+def patch_means(f: Tensor, patch: int) -> Tensor:
+    """[b, c, h, w] -> [b, ceil(h / patch), ceil(w / patch), c]; a patch that the border cuts off is smaller."""
+    return F.avg_pool2d(f, patch, ceil_mode=True, count_include_pad=False).permute(0, 2, 3, 1)
+
+
+def patch_grid(img_size: tuple[int, int], cell: int) -> Grid:
+    """Rows and columns of patches that are `cell` pixels wide."""
+    return -(-img_size[0] // cell), -(-img_size[1] // cell)
+
+
+class PatchCapsules(nn.Module):
+    """Feature map [b, c, h, w] -> a capsule for every patch [b, rows, columns, d].
+
+    BatchNorm, not LayerNorm: a patch with nothing to say may have a short capsule.
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.project = nn.Linear(in_chans, dim, bias=False)
+        self.bn = BatchNorm(dim)
+
+    def extra_repr(self) -> str:
+        return f"patch={self.patch}"
+
+    def forward(self, f: Tensor) -> Tensor:
+        u = self.project(patch_means(f, self.patch))
+        return self.bn(u.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+START = 0.1  # of the votes: short class capsules, which squash does not yet hold back
+
+
+class Votes(nn.Module):
+    """Capsules [b, h, w, d] -> what each of them votes for every class [b, h, w, j, e], through one matrix for all.
+
+    Without the bias a capsule and its opposite would speak for the same class: only the length of a vote counts.
+    """
+
+    def __init__(self, dim: int, num_classes: int, d_out: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(START * torch.randn(dim, num_classes, d_out) / dim**0.5)
+        self.bias = nn.Parameter(START * torch.randn(num_classes, d_out))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return cast_votes(u.unsqueeze(0), self.w.unsqueeze(0)).squeeze(0) + self.bias
+
+
+class LaCaps(CapsuleModel):
+    """Backbone, a capsule per patch and scale, votes, local agreement from fine to coarse, class capsules.
+
+    [b, in_chans, h, w] in [0, 1], of any size -> lengths [b, num_classes].
+    """
+
+    criterion = staticmethod(length_cross_entropy)
+
+    def __init__(self, task: Task, config: Config) -> None:
+        super().__init__(task)
+        check_odd("kernel", config.kernel)
+        self.normalize = Normalize(task.mean, task.std)  # of any size
+        self.patch, self.d_out = config.patch, config.d_out
+        self.backbone = Backbone(config, task.in_chans)
+        self.patchify = nn.ModuleList(PatchCapsules(width, config.dim, config.patch) for width in config.widths)
+        self.votes = Votes(config.dim, task.num_classes, config.d_out)
+        local = [LocalAgreementRouting(config.d_out, config.window) for _ in config.widths[1:]]
+        self.routing = nn.ModuleList([*local, AgreementPooling()])
+        self.num_features = config.dim * sum(rows * columns for _, (rows, columns) in self.patch_grids())
+
+    def patch_grids(self) -> list[tuple[int, Grid]]:
+        cells = [self.patch * 2**i for i in range(len(self.patchify))]
+        return [(cell, patch_grid(self.img_size, cell)) for cell in cells]
+
+    def forward_features(self, x: Tensor) -> list[Tensor]:
+        """-> capsules [b, rows, columns, d] of every scale, finest first."""
+        return self.capsules_of(self.backbone(self.normalize(x)))
+
+    def capsules_of(self, maps: list[Tensor]) -> list[Tensor]:
+        return [patchify(f) for patchify, f in zip(self.patchify, maps, strict=True)]
+
+    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
+        """Capsules of every scale -> class capsules [b, num_classes, d_out]."""
+        return self.route_blocks(u, states)[-1]
+
+    def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
+        """-> the votes of the wholes of every scale but the finest [b, h, w, j, e], the class capsules last."""
+        fine, *coarser = (self.votes(capsules) for capsules in u)
+        *local, pooling = self.routing
+        routed = []
+        for block, coarse in zip(local, coarser, strict=True):
+            fine, support = block(fine, coarse, states)
+            routed.append(fine)
+        return [*routed, pooling(fine, support, states)]
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w], primary.i [b, h, w, d] and, of every routing block, routed.i."""
+        maps = self.backbone(self.normalize(x))
+        u = self.capsules_of(maps)
+        named = {f"map.{i}": f for i, f in enumerate(maps)} | {f"primary.{i}": t for i, t in enumerate(u)}
+        return named | {f"routed.{i}": v for i, v in enumerate(self.route_blocks(u))}
+
+    def get_classifier(self) -> nn.Module:
+        return self.votes
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.votes = Votes(self.votes.w.shape[0], num_classes, self.d_out)
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, p in self.named_parameters() if p.ndim < 2 or name.endswith(("offset", "votes.bias"))}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.backbone.grad_checkpointing = enable
+
+
+class AverageHead(Model):
+    """No capsules: the mean over the last map of LaCaps's backbone, then one linear layer, trained with cross-entropy.
+
+    [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
+    """
+
+    def __init__(self, task: Task, config: Config) -> None:
+        super().__init__(task)
+        check_odd("kernel", config.kernel)
+        self.normalize = Normalize(task.mean, task.std)  # of any size
+        self.backbone = Backbone(config, task.in_chans)
+        self.num_features = config.widths[-1]
+        self.new_classifier(task.num_classes)
+
+    def forward_features(self, x: Tensor) -> Any:
+        """-> the last map [b, c, h, w]."""
+        return self.backbone(self.normalize(x))[-1]
+
+    def forward_head(self, features: Any) -> Tensor:
+        """-> class scores [b, num_classes]: logits, before any softmax."""
+        return self.head(features.mean((2, 3)))
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w] of every stage."""
+        return {f"map.{i}": f for i, f in enumerate(self.backbone(self.normalize(x)))}
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.head = nn.Linear(self.num_features, num_classes)
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, p in self.named_parameters() if p.ndim < 2}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.backbone.grad_checkpointing = enable
+
+
+class PatchesHead(AverageHead):
+    """No capsules: one linear layer on all patches that LaCaps makes capsules of, so for one image size only."""
+
+    def __init__(self, task: Task, config: Config) -> None:
+        super().__init__(task, config)
+        self.normalize = Normalize(task.mean, task.std, task.img_size)
+        self.patch = config.patch
+        self.grids = [patch_grid(task.img_size, config.patch * 2**i) for i in range(len(config.widths))]
+        self.num_features = sum(
+            rows * columns * width for (rows, columns), width in zip(self.grids, config.widths, strict=True)
+        )
+        self.new_classifier(task.num_classes)
+
+    def forward_features(self, x: Tensor) -> list[Tensor]:
+        """-> patch averages [b, rows, columns, c] of every scale, finest first."""
+        return [patch_means(f, self.patch) for f in self.backbone(self.normalize(x))]
+
+    def forward_head(self, features: list[Tensor]) -> Tensor:
+        return self.head(torch.cat([u.flatten(1) for u in features], dim=1))
+
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w] and average.i [b, rows, columns, c] of every scale."""
+        named = super().forward_intermediates(x)
+        return named | {f"average.{i}": patch_means(f, self.patch) for i, f in enumerate(list(named.values()))}
+
+    def tensor_places(self) -> dict[str, Any]:
+        return {"head.weight": self.grids}
+
+
+def check_odd(name: str, value: int) -> None:
+    """Refuses a convolution that would move the image."""
+    if value % 2 == 0:
+        raise MspcapsError(f"{name} is {value}, but must be odd, so that a convolution has a middle")
+
+
+@register_model
+def lacaps_t(task: Task, *, deep: bool = False, kernel: int = 5, patch: int = 4, window: int = 4) -> LaCaps:
+    return LaCaps(task, replace(DEEP if deep else TINY, kernel=kernel, patch=patch, window=window))
+
+
+@register_model
+def lacaps_t_average(task: Task, *, deep: bool = False, kernel: int = 5) -> AverageHead:
+    return AverageHead(task, replace(DEEP if deep else TINY, kernel=kernel))
+
+
+@register_model
+def lacaps_t_linear(task: Task, *, deep: bool = False, kernel: int = 5, patch: int = 4) -> PatchesHead:
+    return PatchesHead(task, replace(DEEP if deep else TINY, kernel=kernel, patch=patch))
+
+
+@register_model
+def lacaps_l(task: Task, *, kernel: int = 5, patch: int = 4, window: int = 4) -> LaCaps:
+    return LaCaps(task, replace(LARGE, kernel=kernel, patch=patch, window=window))
