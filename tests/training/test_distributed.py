@@ -17,7 +17,7 @@ from mspcaps.data import Augmentation
 from mspcaps.models import Model, Task, register_model, registry
 from mspcaps.models.layers import BatchNorm, Dropout
 from mspcaps.training import Recipe, Trainer
-from mspcaps.training.distributed import SyncBatchNorm, synchronize_batchnorm
+from mspcaps.training.distributed import SyncBatchNorm, World, synchronize_batchnorm
 
 RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "warmup_epochs": 5, "img_size": 16}
 
@@ -166,7 +166,7 @@ def test_synchronised_batchnorm_is_batchnorm(kind: type[torch.nn.BatchNorm2d], m
     model[0].load_state_dict(theirs.state_dict(), strict=False)  # ours counts no batches
     theirs.momentum = model[0].momentum = momentum
     before = dict(model.state_dict(keep_vars=True))
-    synchronize_batchnorm(model)
+    synchronize_batchnorm(model, World())
     (ours,) = model
     assert type(ours) is SyncBatchNorm and model.state_dict().keys() == before.keys()
     assert all(tensor is before[name] for name, tensor in model.state_dict(keep_vars=True).items())
