@@ -132,6 +132,11 @@ class Step:
             self.graph.reset()
             self.graph = None
 
+    def statistics(self) -> list[Tensor]:
+        """The buffers of the model, and their averages."""
+        averages = self.average.tensors if self.average else {}
+        return [t for name, b in self.model.named_buffers() for t in (b, averages.get(name)) if t is not None]
+
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
         flat = [t for group in self.optimizer.groups for t in (group.master, *group.state)]

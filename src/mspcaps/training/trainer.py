@@ -42,6 +42,7 @@ from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
 from mspcaps.training.images import Images, check_outside, load_images, normalization
 from mspcaps.training.ledger import Accuracy, Run, Seconds
 from mspcaps.training.loader import make_loader
+from mspcaps.training.monitor import summary
 from mspcaps.training.recipe import Recipe, measured_on
 from mspcaps.training.result import BEST, LAST, Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rate
@@ -182,7 +183,7 @@ class Trainer:
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
         with lock_folder(self.folder, busy) if self.world.is_main else contextlib.nullcontext():
             self.resume()
-            self.log(self.summary())
+            self.log(summary(self))
             if not self.world.all_equal(self.epoch, self.steps_done):
                 raise MspcapsError(
                     f"the processes resume from different checkpoints: all of them must see the same {self.folder}"
@@ -206,18 +207,6 @@ class Trainer:
                 yield
             finally:
                 self.step.release()
-
-    def summary(self) -> str:
-        """What is trained on what, in one line: so that a wrong size is noticed at once."""
-        watched = f", {len(self.evaluator.data):,} validation" if self.watched == "validation" else ""
-        params = sum(p.numel() for p in self.model.parameters())
-        since = f"step {self.steps_done} of epoch {self.epoch + 1}" if self.steps_done else f"epoch {self.epoch}"
-        return (
-            f"{self.recipe.dataset}: {self.loader.n:,} training{watched} and {len(self.test):,} {self.measured_on} "
-            f"images of {len(self.classes)} classes, {' x '.join(map(str, self.shape))}; {self.recipe.model}, "
-            f"{params:,} parameters; {self.recipe.epochs} epochs in batches of {self.recipe.batch_size} on "
-            f"{ledger.device_name(self.device)}"
-        ) + (f"; continues after {since}" if self.epoch or self.steps_done else "")
 
     def how_to_resume(self) -> str:
         if not (self.folder / CHECKPOINT).is_file():
@@ -248,9 +237,7 @@ class Trainer:
         """BatchNorm statistics that are not synchronised are the main process's wherever they are read, as in PyTorch's
         DistributedDataParallel; no training step reads them."""
         if not self.recipe.sync_batchnorm:
-            averages = self.average.tensors if self.average else {}
-            for name, buffer in self.model.named_buffers():
-                self.world.take_from_main([buffer, *([averages[name]] if name in averages else [])])
+            self.world.take_from_main(self.step.statistics())
 
     def warn_of_collapse(self, health: Sequence[BlockHealth]) -> None:
         """One sentence per block, the first time."""
