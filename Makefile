@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 
 # And everything else: all the extras, the tools for development.
 $(WHOLE): $(READY)
-	$(INSTALL) -e '.[dev,log,onnx,hub,app,heic,sklearn,docs]'
+	$(INSTALL) -e '.[dev,log,onnx,hub,app,heic,sklearn,ray,docs]'
 	touch $(WHOLE)
 
 clean:

@@ -19,6 +19,7 @@ from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
 from reproduction.own_pictures import picture_values
 from reproduction.pose import pose_charts, pose_values
+from reproduction.scale import scale_values
 from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
     candidates_table,
@@ -64,6 +65,7 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
         "docs/own_data.md": {"own_pictures": "own_pictures"},
+        "docs/scale.md": {"scale": "scale"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
     }.items():
         text = (root / name).read_text(encoding="utf-8")
@@ -133,7 +135,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "repeats": claims.repeat_differences(report.compared),
         "later": claims.later_seeds(report.compared),
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
-        "fastest": fastest(benchmarks),
+        "fastest": fastest(benchmarks), **scale_values(fastest(benchmarks)),
         "robustness": robustness.values_of(results), "own_pictures": picture_values(results),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,

@@ -13,6 +13,7 @@ from mspcaps.bench.packed import PackedRuns, pack, pack_sweep
 from mspcaps.bench.result import slug, yardstick
 from mspcaps.bench.tables import busy_note, number
 from mspcaps.bench.timing import Effort, Timing, quantile, time_interleaved
+from mspcaps.bench.train import compare_group
 from mspcaps.bench.variants import AugmentedPictures, EagerReference, EngineRun, Task, random_crop
 from mspcaps.cli import main
 from mspcaps.data import Augmentation, load_dataset
@@ -28,6 +29,16 @@ SMALL = Task(batch_size=8, img_size=16, num_classes=3, images=24)
 @pytest.fixture(scope="module")
 def trained() -> dict:
     return bench_train("mspcaps_t", CPU, batch_size=4, scaling=True, quick=True)
+
+
+def test_a_group_of_one_is_timed_beside_none():
+    result = compare_group("mspcaps_t_scale16", SMALL, CPU, Effort.for_device(CPU, quick=True), lambda line: None)
+    medians = [result[f"ms_per_step_{name}"]["median"] for name in ("alone", "grouped", "synchronised")]
+    assert result["relative_grouped"] == pytest.approx(medians[1] / medians[0], rel=1e-3)
+    assert result["message_bytes"] == 4 * summarize("mspcaps_t_scale16", 3, 3, 16).params
+    assert not torch.distributed.is_initialized(), "the group is left"
+    head, rows = tables.group_table(result)
+    assert len(head) == 3 and rows[0][2] == "1.000 x"
 
 
 def test_the_reference_computes_what_ours_computes():

@@ -10,6 +10,7 @@ from mspcaps.data import Augmentation, ImageSet, load_dataset
 from mspcaps.data.cache import is_cached
 from mspcaps.models import create_model, save_weights
 from mspcaps.training import Engine, Recipe
+from mspcaps.training.distributed import World, group_of_one, synchronize_batchnorm
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Adversary
 from mspcaps.training.step import Step, make_step
@@ -21,8 +22,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def make(
-    engine: Engine, seed: int = 0, kernels: bool = True, recipe: Recipe = PAPER, augment: Augmentation = SHIFTED
-) -> Step:
+    engine: Engine, seed: int = 0, kernels: bool = True, recipe: Recipe = PAPER, augment: Augmentation = SHIFTED,
+    world: World | None = None, synchronise: bool = False,
+) -> Step:  # fmt: skip
     """A learnable task, so that wrong gradients show: the class is the brightest of ten columns."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (2048,), generator=generator)
@@ -32,9 +34,12 @@ def make(
     data = ImageSet(images, labels, tuple("0123456789"), "columns").to("cuda")
     torch.manual_seed(seed)
     model = create_model("mspcaps_t").cuda().train()
+    if synchronise:
+        assert world is not None
+        synchronize_batchnorm(model, world)
     loader = Loader(data, 128, augment, seed)
     loader.begin(0)
-    step = make_step(model, loader, recipe, engine, fused=kernels)
+    step = make_step(model, loader, recipe, engine, world, kernels)
     step.optimizer.lr.fill_(5e-4)
     return step
 
@@ -153,3 +158,22 @@ def test_neighbours_do_not_disturb_each_other() -> None:
             total.append(step.loss_sum.item() / step.loader.steps)
     for total in totals:
         assert max(abs(x - y) for x, y in zip(want, total, strict=True)) < CLOSE
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("synchronise", [False, True])
+def test_messages_are_part_of_the_graph(synchronise: bool) -> None:
+    """A process in a group of one sends its gradients (and BatchNorm statistics) to itself over NCCL, and learns as it
+    does alone; the group ends once its graphs are given up."""
+    alone = make("cudagraph")
+    alone.capture()
+    want = losses(alone, EPOCHS)
+    with group_of_one(torch.device("cuda")) as world:
+        grouped = make("cudagraph", world=world, synchronise=synchronise)
+        grouped.capture()
+        found = losses(grouped, EPOCHS)
+        _, gradients = grouped.gradients()
+        assert all(g.dtype == torch.float32 for g in gradients)
+        grouped.release()
+    assert want[-1] < 0.1 * want[0]
+    assert max(abs(x - y) for x, y in zip(want, found, strict=True)) < CLOSE

@@ -1,15 +1,12 @@
 """Two processes compute what one computes."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from process_makers import in_processes
 from safetensors.torch import load_file
 from torch import nn
 
@@ -17,19 +14,18 @@ from mspcaps.data import Augmentation
 from mspcaps.models import Model, Task, register_model, registry
 from mspcaps.models.layers import BatchNorm, Dropout
 from mspcaps.training import Recipe, Trainer
-from mspcaps.training.distributed import SyncBatchNorm, synchronize_batchnorm
+from mspcaps.training.distributed import SyncBatchNorm, World, synchronize_batchnorm
 
 RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "warmup_epochs": 5, "img_size": 16}
 
 SCRIPT = """
 import atexit, sys, threading, torch
 from pathlib import Path
-sys.path.insert(0, {tests!r})
 from test_distributed import RECIPE, first_step, scratch_step
 from mspcaps.training import Recipe, Trainer
 torch.set_num_threads(1)
 atexit.register(lambda: print("left open" if torch.distributed.is_initialized() else "closed"))  # the last to run
-data, out = sys.argv[1:]
+out, data = sys.argv[1:]
 first_step(data, out)
 scratch_step(data, out)
 cpu, recipe, stop = torch.device("cpu"), Recipe(data=data, name="stopped", **RECIPE), threading.Event()
@@ -49,7 +45,7 @@ lonely.resume = lambda: None
 try:
     lonely.run()
 except Exception as error:
-    print(f"refused: {{error}}")
+    print(f"refused: {error}")
 """
 
 
@@ -94,27 +90,6 @@ def scratch_step(data: str, out: str) -> None:
         torch.save((gradients.clone(), dict(trainer.model.named_buffers())), f"{out}/scratch.pt")
 
 
-def in_two_processes(data: Path, out: Path) -> str:
-    """What they said; to start them takes longer than all their work."""
-    script = out.parent / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
-    }
-    command += [str(script), str(data), str(out)]
-    for _ in range(3):
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir()
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        # Once in many times a thread of PyTorch's is not joined when a process ends, after all our work.
-        if "terminate called without an active exception" not in done.stderr:
-            break
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def found_in(out: Path) -> tuple[torch.Tensor, dict, dict, dict]:
     """-> gradients of the first batch, BatchNorm statistics after it, the ledger entry and weights of the whole run."""
     (gradients,), statistics = torch.load(out / "first.pt", weights_only=True)
@@ -129,7 +104,7 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
 ) -> None:
     """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
-    said = in_two_processes(tiny_npz, tmp_path / "two")
+    said = in_processes(2, SCRIPT, tmp_path / "two", str(tiny_npz))
     assert said.count("closed") == 2 and "left open" not in said
     assert said.count("refused: the processes resume from different checkpoints: all of them must see the same ") == 2
     assert [said.count(words) for words in ("a checkpoint", "an entry", "no entry")] == [1, 1, 1], "one of them writes"
@@ -166,7 +141,7 @@ def test_synchronised_batchnorm_is_batchnorm(kind: type[torch.nn.BatchNorm2d], m
     model[0].load_state_dict(theirs.state_dict(), strict=False)  # ours counts no batches
     theirs.momentum = model[0].momentum = momentum
     before = dict(model.state_dict(keep_vars=True))
-    synchronize_batchnorm(model)
+    synchronize_batchnorm(model, World())
     (ours,) = model
     assert type(ours) is SyncBatchNorm and model.state_dict().keys() == before.keys()
     assert all(tensor is before[name] for name, tensor in model.state_dict(keep_vars=True).items())

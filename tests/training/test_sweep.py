@@ -2,15 +2,17 @@
 
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_trainer import CPU, entry_of, recipe_for
 
-from mspcaps.training import Recipe, Trainer, ledger, sweep
+from mspcaps.training import Recipe, Trainer, job, ledger, sweep
 from mspcaps.training.checkpoint import CHECKPOINT, run_folder
-from mspcaps.training.sweep import Outcome, run_sweep
+from mspcaps.training.job import Job, WorkerLost, train_job
+from mspcaps.training.sweep import run_sweep
 
 
 def quick(data: Path, **changes: object) -> Recipe:
@@ -21,7 +23,20 @@ def silent(line: str) -> None:
     pass
 
 
-@pytest.mark.parametrize(("budget", "state"), [(190.0, "left"), (1000.0, "done")])
+deadlines: list[float] = []
+
+
+class Late:
+    """A trainer that is told to stop at once."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def run(self, *deadline: float) -> None:
+        deadlines.extend(deadline)
+
+
+@pytest.mark.parametrize(("budget", "state"), [(190.0, "left"), (1000.0, "stopped")])
 def test_what_would_not_end_in_time_is_not_begun(
     budget: float, state: str, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -29,22 +44,14 @@ def test_what_would_not_end_in_time_is_not_begun(
     known = quick(tiny_npz)
     run = entry_of(known, seconds=ledger.Seconds(200.0, per_epoch=100.0))
     ledger.write_run(ledger.entry_path(tmp_path, known), run)
-    monkeypatch.setattr(sweep, "_train_one", lambda recipe, *rest: Outcome(recipe, "done"))
+    monkeypatch.setattr(job, "Trainer", Late)
     (found,) = run_sweep([quick(tiny_npz, seed=1)], CPU, budget, out=tmp_path, results=tmp_path, log=silent)
     assert found.state == state
 
 
 def test_every_run_knows_when_the_budget_ends(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deadlines: list[float] = []
-
-    class Late:
-        def __init__(self, *args: Any, **options: Any) -> None:
-            pass
-
-        def run(self, *deadline: float) -> None:
-            deadlines.extend(deadline)
-
-    monkeypatch.setattr(sweep, "Trainer", Late)
+    deadlines.clear()
+    monkeypatch.setattr(job, "Trainer", Late)
     before = time.monotonic()
     found = run_sweep([quick(tiny_npz)], CPU, 1000.0, out=tmp_path, results=tmp_path, log=silent)
     assert [outcome.state for outcome in found] == ["stopped"]
@@ -80,3 +87,54 @@ def test_an_error_in_the_sweep_itself_stops_the_runs_that_go_on(
         run_sweep([long, broken], CPU, out=tmp_path, results=tmp_path, log=log)
     assert (run_folder(tmp_path, long) / CHECKPOINT).is_file()
     assert ledger.find_run(tmp_path, long) is None
+
+
+def test_a_model_that_another_process_cannot_know(tiny_npz: Path, tmp_path: Path) -> None:
+    """It fails as any run may, and says which model it is."""
+    for module, word in (("__main__", "script"), ("no_such_module", "no_such_module")):
+        recipe = quick(tiny_npz, model="unheard_of")
+        work = Job(recipe, tmp_path, tmp_path, deadline=time.time() + 100, module=module)
+        found = train_job(work, CPU, lambda trainer: None, threading.Event())
+        assert found.state == "failed" and word in found.detail
+
+
+class Doomed:
+    """A place whose worker is always lost."""
+
+    room = 1.0
+    closed: list[bool]
+
+    def __init__(self) -> None:
+        self.jobs, self.closed = 0, []
+
+    def submit(self, job: Job, share: float) -> "Future[Any]":
+        self.jobs += 1
+        future: Future[Any] = Future()
+        future.set_exception(WorkerLost("its worker ended with status -9"))
+        return future
+
+    def stop(self) -> None:
+        pass
+
+    def close(self, at_once: bool) -> None:
+        self.closed.append(at_once)
+
+
+def test_a_run_does_not_lose_workers_forever(tiny_npz: Path, tmp_path: Path) -> None:
+    place = Doomed()
+    found = run_sweep([quick(tiny_npz)], CPU, out=tmp_path, results=tmp_path, log=silent, places=[place])
+    assert [outcome.state for outcome in found] == ["failed"] and "-9" in found[0].detail
+    assert place.jobs == 1 + sweep.MAX_LOSSES and place.closed == [False]
+
+
+def test_the_emptiest_place_is_next(tiny_npz: Path, tmp_path: Path) -> None:
+    """Runs that could share a GPU have one each while there are enough."""
+    places = [Doomed() for _ in range(3)]
+    running = sweep.Running(places)
+    work = Job(quick(tiny_npz), tmp_path, tmp_path, deadline=time.time() + 100, module="")
+    for share in (0.5, 0.25, 0.5, 0.5, 0.25):
+        place = running.place_for(share)
+        assert place is not None
+        running.begin(work, place, share)
+    assert [place.jobs for place in places] == [2, 2, 1]
+    assert running.place_for(0.75) is None and running.place_for(0.5) is places[2]

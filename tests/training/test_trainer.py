@@ -28,10 +28,11 @@ from mspcaps.training import Engine, Recipe, Trainer, device, evaluator, ledger,
 from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import choose_engine, compiler_works
 from mspcaps.training.images import load_images
+from mspcaps.training.job import expected_seconds, share_of_device
 from mspcaps.training.ledger import Run
 from mspcaps.training.loader import StreamingLoader
 from mspcaps.training.step import compile_once
-from mspcaps.training.sweep import expected_seconds, run_sweep, share_of_device
+from mspcaps.training.sweep import run_sweep
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,9 @@ import torch
 from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
+from mspcaps.training.job import own_stream, share_of_device
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.sweep import own_stream, run_sweep, share_of_device
+from mspcaps.training.sweep import run_sweep
 from mspcaps.training.trainer import Log, Trainer
 
 EPOCHS = 25  # of the runs of a sweep

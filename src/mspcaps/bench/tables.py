@@ -57,7 +57,17 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
             rows.append(("an epoch of a sweep, with evaluation", *whole))
         runs = packed["runs"]
         tables.append(((f"{runs} runs side by side", "one run alone", f"all {runs} runs", "throughput"), rows))
+    if group := result.get("group"):
+        tables.append(group_table(group))
     return tables
+
+
+def group_table(group: dict[str, Any]) -> Table:
+    """What the messages of several processes cost, sent by one to itself."""
+    names = {"alone": "no group", "grouped": "a group of one", "synchronised": "and BatchNorm synchronised"}
+    times = {words: group[f"ms_per_step_{name}"]["median"] for name, words in names.items()}
+    rows: Rows = [(words, number(ms), f"{ms / times['no group']:.3f} x") for words, ms in times.items()]
+    return ("one process", "ms per step", "relative"), rows
 
 
 def engine_of(variant: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EagerReference, Engi
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.models import summarize
 from mspcaps.training.device import Engine, choose_engine, working_precision
+from mspcaps.training.distributed import group_of_one, synchronize_batchnorm
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"cpu": ("eager", "compile"), "cuda": ("eager", "compile", "cudagraph")}
 EPOCHS = PAPER.epochs
@@ -35,6 +36,8 @@ CONVENTIONS = {
     "kernels_off": "our engine without hand-written kernels, as it runs where there is no Triton",
     "reference": "plain modules, fp32 (convolutions in TF32 where PyTorch's default has it so), torch.optim.AdamW, "
     "DataLoader with workers that crop and flip image by image",
+    "group": "a process in a group of one, which averages its gradient with itself over NCCL (gloo on a CPU), relative "
+    "to one alone; synchronised: BatchNorm statistics, too. It measures the cost of the messages without a network",
     "ratios": "images per second of ours over that of the other: above 1 ours is faster",
 }
 
@@ -47,8 +50,10 @@ def bench_train(
     packed: int | None = None,
     quick: bool = False,
     log: Log = lambda line: None,
+    group: bool = False,
 ) -> dict[str, Any]:
-    """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side."""
+    """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side,
+    `group` has one process send the messages of several."""
     device = device or torch.device("cpu")
     check(device, batch_size, packed)
     if device.type == "cuda":
@@ -65,6 +70,8 @@ def bench_train(
         result["scaling"] = grow(model, device, effort, points(task, quick), log)
     if packed:
         result["packed"] = pack(model, task, device, effort, packed, quick, log)
+    if group:
+        result["group"] = compare_group(model, task, device, effort, log)
     return result
 
 
@@ -122,6 +129,30 @@ def compare(
     compared = [name for name in ("reference", "resnet", "ours_kernels_off") if name in rate]
     ratios = {f"ours_vs_{name.removeprefix('ours_')}": round(rate["ours"] / rate[name], 3) for name in compared}
     return {"matmul": matmul, "variants": variants, "ratios": ratios}
+
+
+def compare_group(model: str, task: Task, device: torch.device, effort: Effort, log: Log) -> dict[str, Any]:
+    """A process alone beside one in a group of one, which sends every message to itself; interleaved."""
+    log("timing a process in a group of one")
+    data = task.data().to(device)
+    with group_of_one(device) as world:
+        synchronised = task.model(model).to(device)
+        synchronize_batchnorm(synchronised, world)
+        runs = {
+            "alone": EngineRun(task.model(model), data, task),
+            "grouped": EngineRun(task.model(model), data, task, world=world),
+            "synchronised": EngineRun(synchronised, data, task, world=world),
+        }
+        times = time_interleaved(runs, device, effort)
+        for run in runs.values():
+            run.step.release()
+    return {
+        "engine": runs["alone"].engine,
+        "message_bytes": 4 * sum(p.numel() for p in synchronised.parameters()),
+        **{f"ms_per_step_{name}": timing.to_dict() for name, timing in times.items()},
+        "relative_grouped": round(times["grouped"].median / times["alone"].median, 4),
+        "relative_synchronised": round(times["synchronised"].median / times["alone"].median, 4),
+    }
 
 
 def describe(

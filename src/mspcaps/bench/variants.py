@@ -21,6 +21,7 @@ from mspcaps.data import Augmentation, ImageSet, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, create_model
 from mspcaps.training.device import Engine, choose_engine
+from mspcaps.training.distributed import World
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.step import make_step
@@ -62,12 +63,13 @@ class EngineRun(Timed):
     """Takes the trainer's steps, epoch after epoch."""
 
     def __init__(
-        self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True
-    ) -> None:
+        self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True,
+        world: World | None = None,
+    ) -> None:  # fmt: skip
         self.device = data.images.device
         self.engine = choose_engine(engine, self.device)
         self.loader = Loader(data, task.batch_size, AUGMENT, seed)
-        self.step = make_step(model.to(self.device).train(), self.loader, PAPER, self.engine, fused=fused)
+        self.step = make_step(model.to(self.device).train(), self.loader, PAPER, self.engine, world, fused)
         self.step.optimizer.lr.fill_(PAPER.lr)
         self.precision = "fp32" if self.step.autocast is None else "bf16"
         self.epoch = self.done = 0

@@ -290,6 +290,7 @@ def bench(
     batch_size: Maybe[int] = None,
     scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     packed: Maybe[int] = None,
+    group: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     device: Maybe[str] = None,
     results: Path = Path("results"),
@@ -306,6 +307,7 @@ def bench(
             attack: images at a time. For memory: 8 by default.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
+        group: train only: also measure what the messages of several processes cost, sent by one process to itself.
         quick: Run a few steps only, to check that everything works; the figures mean nothing.
         device: cpu, cuda or mps; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
@@ -313,8 +315,8 @@ def bench(
     from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_memory, bench_train, tables, write_result
     from mspcaps.training import choose_device
 
-    if what != "train" and (scaling or packed is not None):
-        raise MspcapsError("--scaling and --packed work with `mspcaps bench train` only")
+    if what != "train" and (scaling or group or packed is not None):
+        raise MspcapsError("--scaling, --packed and --group work with `mspcaps bench train` only")
     if what != "families" and models:
         raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
     if what == "votes":
@@ -324,7 +326,7 @@ def bench(
     check_writable(results / "bench")  # before minutes of measuring
     if what == "train":
         size = {} if batch_size is None else {"batch_size": batch_size}
-        result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log)
+        result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log, group=group)
     elif what == "families":
         result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from mspcaps.cli.common import Maybe, show_page, stoppable
+from mspcaps.cli.common import Maybe, Switch, show_page, stoppable
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress, say
 
@@ -70,6 +70,7 @@ def train(
     engine: Maybe[Literal["eager", "compile", "cudagraph"]] = None,
     out: Path = Path("runs"),
     results: Path = Path("results"),
+    save_every: float = 30.0,
     log_dir: Maybe[Path] = None,
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
@@ -84,6 +85,7 @@ def train(
         engine: How training steps are executed; default: the fastest engine that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
+        save_every: Seconds between two checkpoints.
         log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
         overwrite: Train a finished run again and replace its ledger entry.
     """
@@ -98,8 +100,8 @@ def train(
     chosen = choose_recipe(recipe, given_fields(changes))
     with stoppable() as stop:
         result = mspcaps.training.train(
-            chosen, device=device, engine=engine, out=out, results=results, log_dir=log_dir, stop=stop,
-            overwrite=overwrite,
+            chosen, device=device, engine=engine, out=out, results=results, save_every=save_every,
+            log_dir=log_dir, stop=stop, overwrite=overwrite,
         )  # fmt: skip
     page = result.folder / PAGE
     if os.environ.get("RANK", "0") == "0":
@@ -166,28 +168,38 @@ def sweep(
     file: Positional[str],
     budget: Maybe[str] = None,
     device: Maybe[str] = None,
+    workers: Maybe[int] = None,
+    ray: Switch = False,
     out: Path = Path("runs"),
     results: Path = Path("results"),
+    save_every: float = 30.0,
 ) -> int:
     """Train the runs of a file that the ledger does not have yet, in order, side by side where that is faster.
+
+    All GPUs of the machine are used, each by a worker process; with --ray those of a cluster. A run whose worker is
+    lost goes on from its checkpoint, and so does an interrupted sweep when the same command is given again.
 
     Args:
         file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, folds and grid, and any recipe
             fields to change; or the name of a sweep that comes with mspcaps, such as baselines.
         budget: Start no run that cannot finish within this time: 540s, 9m, 2h.
-        device: cpu, cuda or mps; default: the GPU if there is one.
-        out: Folder for weights and checkpoints.
-        results: Folder of the results; the ledger is runs/ inside it.
+        device: cpu, cuda, cuda:1 or mps; default: all GPUs if there are any.
+        workers: Worker processes; default: one per GPU. On a CPU they share its cores.
+        ray: Train on the Ray cluster that RAY_ADDRESS names or this machine belongs to; without one, start one here.
+        out: Folder for weights and checkpoints; the machines of a cluster share it.
+        results: Folder of the results; the ledger is runs/ inside it. The machines of a cluster share it, too.
+        save_every: Seconds between two checkpoints of a run.
     """
-    from mspcaps.training import Stopped, choose_device
+    from mspcaps.training import Stopped
     from mspcaps.training.monitor import ShowProgress
-    from mspcaps.training.sweep import load_sweep, run_sweep
+    from mspcaps.training.sweep import choose_places, load_sweep, run_sweep
 
     recipes, seconds = load_sweep(file), parse_duration(budget) if budget else float("inf")
     with stoppable() as stop, Progress("images", every=30.0, file=sys.stdout, parallel=True) as progress:
+        kind, places = choose_places(device, workers, ray, progress, say)
         outcomes = run_sweep(
-            recipes, choose_device(device), seconds, out, results, say,
-            ShowProgress(progress, named=True), stop,
+            recipes, kind, seconds, out.absolute() if ray else out, results.absolute() if ray else results, say,
+            ShowProgress(progress, named=True), stop, places, save_every,
         )  # fmt: skip
         if stop.is_set():
             raise Stopped(f"stopped; the same command continues from the checkpoints in {out}")

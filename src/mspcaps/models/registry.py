@@ -36,6 +36,12 @@ def home_of(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
+def defining_module(name: str) -> str:
+    """The module that another process has to import to know a model."""
+    check_name(name)
+    return _builders[name].__module__
+
+
 def registered_models(pattern: str = "*") -> list[str]:
     """Names that match a shell pattern, sorted."""
     return sorted(fnmatch.filter(_builders, pattern))

@@ -55,18 +55,17 @@ def keep_freed_memory() -> None:
 
 def choose_engine(name: str | None, device: torch.device, processes: int = 1, images: int = 0) -> Engine:
     """An engine by name; by default the fastest that the device supports. On a CPU only a run over many `images` makes
-    up for compiling."""
+    up for compiling, which every one of several processes would do for itself."""
     if name is not None and name not in get_args(Engine):
         raise MspcapsError(f"there is no engine {name!r}: the engines are {', '.join(get_args(Engine))}")
     if name == "cudagraph" and device.type != "cuda":
         raise MspcapsError("the engine cudagraph is for GPUs only: use eager or compile")
     if name is not None:
         return cast(Engine, name)
-    if processes > 1:
-        return "eager"
     if device.type == "cuda":
         return "cudagraph"
-    return "compile" if device.type == "cpu" and images >= WORTH_COMPILING and compiler_works() else "eager"
+    worth_it = device.type == "cpu" and processes == 1 and images >= WORTH_COMPILING
+    return "compile" if worth_it and compiler_works() else "eager"
 
 
 @cache

@@ -1,20 +1,31 @@
 """Several processes, one meaning: n processes with a batch of b compute what one process with the same batch computes.
 
-Started by torchrun. Every process takes its share of each batch, BatchNorm sees the statistics of the whole batch, and
-the flat gradient is averaged in one message. gloo on CPU, NCCL on GPUs.
+Started by torchrun. Every process takes its share of each batch, BatchNorm sees the statistics of the whole batch
+unless the recipe says otherwise, and the gradient is averaged as one vector in one message. gloo on CPU, NCCL on GPUs.
+The same Python runs eagerly and inside a CUDA graph: NCCL's messages are recorded like any kernel, if every process
+records the same ones, and if the first of them, which opens the connections, was sent before (the warm-up does that).
 """
 
 import atexit
 import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional as F
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+
+def join_shares(tensors: list[Tensor], processes: int) -> Tensor:
+    """One fp32 vector of all of them, each divided among the processes: their sum is the mean. bf16 would round it."""
+    return torch.cat([tensor.reshape(-1).float() for tensor in tensors]) / processes
 
 
 @dataclass(frozen=True)
@@ -23,39 +34,56 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device | str = "cpu"
+    grouped: bool = False
+    """Whether messages are sent; a group of one process sends them, too, which is how their cost is measured."""
 
     @property
     def is_main(self) -> bool:
         """One process writes files and talks to the user."""
         return self.rank == 0
 
-    def average(self, tensors: list[Tensor]) -> None:
-        """In place, over all processes."""
-        if self.size > 1:
+    def average(self, tensors: list[Tensor], join: Callable[[list[Tensor], int], Tensor] = join_shares) -> list[Tensor]:
+        """The mean of each over all processes, in fp32; `join` may be compiled."""
+        if not self.grouped:
+            return tensors
+        message = join(tensors, self.size)
+        dist.all_reduce(message)
+        parts = message.split([tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def take_from_main(self, tensors: Iterable[Tensor]) -> None:
+        """In place: every process gets those of the main one."""
+        if self.grouped:
             for tensor in tensors:
-                dist.all_reduce(tensor)
-                tensor /= self.size
+                dist.broadcast(tensor, 0)
+
+    # What follows is about flags and numbers in memory: gloo passes them on without waiting for the GPU.
 
     def any(self, flags: list[bool]) -> list[bool]:
         """For each flag, whether some process has it set: what all of them do next, all must decide alike."""
-        if self.size == 1:
+        if not self.grouped:
             return flags
-        found = torch.tensor(flags, dtype=torch.float32, device=self.device)
+        found = torch.tensor(flags, dtype=torch.int64)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return [bool(flag) for flag in found.tolist()]
 
     def all_equal(self, *numbers: int) -> bool:
         """Whether all processes have the same numbers."""
-        if self.size == 1:
+        if not self.grouped:
             return True
-        found = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64, device=self.device)
+        found = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64)
         dist.all_reduce(found, dist.ReduceOp.MAX)  # of all, and of all negated: the largest and the smallest
         return bool((found[: len(numbers)] == -found[len(numbers) :]).all())
 
+    def agree(self, *numbers: float) -> list[float]:
+        """The main process's numbers, for all: what differs in rounding must not be decided on differently."""
+        found = torch.tensor(numbers, dtype=torch.float64)
+        self.take_from_main([found])
+        return found.tolist()
+
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        """Nobody goes on before everybody is here."""
+        self.any([False])
 
 
 def join_world(device: torch.device) -> World:
@@ -64,9 +92,46 @@ def join_world(device: torch.device) -> World:
     if size == 1:
         return World()
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        store, rank, _ = next(rendezvous("env://"))
+        dist.init_process_group(backend(device), store=fresh_store(store, rank, size), rank=rank, world_size=size)
         atexit.register(leave_world)  # not after a run: a process may train several
-    return World(dist.get_rank(), size, device)
+    return World(dist.get_rank(), size, grouped=True)
+
+
+def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of the store whose name only these processes know.
+
+    When torchrun starts processes again it keeps the store, and the addresses that their predecessors left there would
+    be taken for theirs (PyTorch's issue 135712). So the main process answers what each of the others says now.
+    """
+    name = uuid4().hex
+    store.set(f"name/{rank}", name)
+    if rank > 0:
+        while not (answer := store.get(f"answer/{rank}").decode()).startswith(name):  # as yet one to a predecessor
+            time.sleep(0.02)
+        name = answer.removeprefix(name)
+        store.set(f"heard/{rank}", name)
+    deaf = list(range(1, size)) if rank == 0 else []
+    while deaf:
+        for other in deaf:
+            store.set(f"answer/{other}", store.get(f"name/{other}").decode() + name)
+        time.sleep(0.02)
+        deaf = [other for other in deaf if not (store.check([k := f"heard/{other}"]) and store.get(k).decode() == name)]
+    return dist.PrefixStore(name, store)
+
+
+@contextmanager
+def group_of_one(device: torch.device) -> Iterator[World]:
+    """This process sends all messages, to itself: what they cost without a network."""
+    dist.init_process_group(backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield World(grouped=True)
+    finally:
+        leave_world()
+
+
+def backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def leave_world() -> None:
@@ -74,20 +139,21 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-class AllReduceSum(torch.autograd.Function):
-    """The sum over all processes; every one of them uses it, so the gradients add up as well."""
+@torch.library.custom_op("mspcaps::all_reduce_sum", mutates_args=())
+def all_reduce_sum(x: Tensor) -> Tensor:
+    """The sum over all processes. An operator of its own, so that torch.compile leaves the message where it is."""
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.clone()
-        dist.all_reduce(total)
-        return total
+@all_reduce_sum.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+# Every process uses the sum, so the gradients add up as well.
+all_reduce_sum.register_autograd(lambda ctx, grad: all_reduce_sum(grad))
 
 
 class SyncBatchNorm(nn.Module):
@@ -100,8 +166,9 @@ class SyncBatchNorm(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, norm: BatchNorm) -> None:
+    def __init__(self, norm: BatchNorm, world: World) -> None:
         super().__init__()
+        self.rank, self.processes = world.rank, world.size
         self.eps, self.momentum, self.training = norm.eps, norm.momentum, norm.training
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(norm, name))
@@ -113,14 +180,21 @@ class SyncBatchNorm(nn.Module):
         if not self.training and self.running_mean is not None:
             statistics = self.running_mean, self.running_var
             return F.batch_norm(x, *statistics, self.weight, self.bias, False, 0.0, self.eps)
-        x32, dims, shape = x.float(), [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
-        count = dist.get_world_size() * x.numel() / x.shape[1]
-        mean = AllReduceSum.apply(x32.sum(dims)) / count
-        centred = x32 - mean.view(shape)
-        var = AllReduceSum.apply(centred.square().sum(dims)) / count
+        x32, dims, shape = (
+            x.to(torch.promote_types(x.dtype, torch.float32)),
+            [0, *range(2, x.ndim)],
+            (1, -1, *[1] * (x.ndim - 2)),
+        )
+        own = torch.stack(torch.var_mean(x32, dims, correction=0))  # [2, c]
+        before, after = self.rank, self.processes - 1 - self.rank
+        rows = all_reduce_sum(F.pad(own[None], (0, 0, 0, 0, before, after)))  # [processes, 2, c], of all in one message
+        variances, means = rows.unbind(1)
+        mean = means.mean(0)
+        var = (variances + (means - mean).square()).mean(0)  # within the shares, and between them
+        count = self.processes * x.numel() / x.shape[1]
         self.track(mean.detach(), var.detach() * count / (count - 1))
         scale = (var + self.eps).rsqrt()
-        y = centred * (scale if self.weight is None else scale * self.weight).view(shape)
+        y = (x32 - mean.view(shape)) * (scale if self.weight is None else scale * self.weight).view(shape)
         return (y if self.bias is None else y + self.bias.view(shape)).to(x.dtype)
 
     def track(self, mean: Tensor, var: Tensor) -> None:
@@ -134,9 +208,9 @@ class SyncBatchNorm(nn.Module):
         self.running_var.lerp_(var, momentum)
 
 
-def synchronize_batchnorm(model: nn.Module) -> None:
+def synchronize_batchnorm(model: nn.Module, world: World) -> None:
     """Every BatchNorm inside the model gives way to one over all processes that shares its parameters and buffers."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, BatchNorm):
-                setattr(module, name, SyncBatchNorm(child))
+                setattr(module, name, SyncBatchNorm(child, world))

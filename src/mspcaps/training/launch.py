@@ -22,7 +22,7 @@ from mspcaps.training.monitor import EachEpoch, ShowProgress, TensorBoard
 from mspcaps.training.recipe import Recipe, load_recipe
 from mspcaps.training.result import Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rates
-from mspcaps.training.trainer import Listener, Log, Trainer
+from mspcaps.training.trainer import SAVE_EVERY, Listener, Log, Trainer
 
 
 class Stopped(MspcapsError):
@@ -37,7 +37,7 @@ def train(
     out: str | Path = "runs",
     results: str | Path = "results",
     overwrite: bool = False,
-    save_every: float = 30.0,
+    save_every: float = SAVE_EVERY,
     progress: bool = True,
     log_dir: str | Path | None = None,
     listener: Listener | None = None,

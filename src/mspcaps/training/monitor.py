@@ -8,10 +8,25 @@ from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
 from mspcaps.progress import Progress
 from mspcaps.training.checkpoint import run_folder
+from mspcaps.training.ledger import device_name
 from mspcaps.training.result import Epoch
 
 if TYPE_CHECKING:
     from mspcaps.training.trainer import Trainer
+
+
+def summary(trainer: "Trainer") -> str:
+    """What is trained on what, in one line: so that a wrong size is noticed at once."""
+    recipe, epoch, steps = trainer.recipe, trainer.epoch, trainer.steps_done
+    watched = f", {len(trainer.evaluator.data):,} validation" if trainer.watched == "validation" else ""
+    params = sum(p.numel() for p in trainer.model.parameters())
+    since = f"step {steps} of epoch {epoch + 1}" if steps else f"epoch {epoch}"
+    return (
+        f"{recipe.dataset}: {trainer.loader.n:,} training{watched} and {len(trainer.test):,} {trainer.measured_on} "
+        f"images of {len(trainer.classes)} classes, {' x '.join(map(str, trainer.shape))}; {recipe.model}, "
+        f"{params:,} parameters; {recipe.epochs} epochs in batches of {recipe.batch_size} on "
+        f"{device_name(trainer.device)}"
+    ) + (f"; continues after {since}" if epoch or steps else "")
 
 
 class ShowProgress:

@@ -118,6 +118,8 @@ class Recipe:
     """Weight of the teacher's answers in the loss; the labels have the rest."""
     temperature: float = 4.0
     """Divides the logits of both before they are compared: the higher, the more the unlikely classes count."""
+    sync_batchnorm: bool = True
+    """With several processes BatchNorm sees the statistics of the whole batch; false: of each process's own share."""
     skip_broken: bool = False
     """Leave out pictures of a folder that cannot be read, and say which; otherwise they are refused."""
     validation: int = 0

@@ -19,7 +19,7 @@ from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
 from mspcaps.training.adversary import RobustLoss
 from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, working_precision
-from mspcaps.training.distributed import World
+from mspcaps.training.distributed import World, join_shares
 from mspcaps.training.loader import Loader
 from mspcaps.training.objective import Objective, check_soft_targets, load_teacher
 from mspcaps.training.optimizers import FlatOptimizer
@@ -70,6 +70,7 @@ class Step:
             optimizer.update, optimizer.muon_update = map(compile_once, (optimizer.update, optimizer.muon_update))
         compiled = compile_once if engine != "eager" else lambda function: function
         self.loss: Callable[[Model, Loader], Tensor]
+        self.join_shares = compiled(join_shares)
         if adversary:
             key, smoothing = self.keys[-1:], recipe.label_smoothing
             self.loss = RobustLoss(model, adversary, key, self.world.rank, compiled, smoothing)
@@ -87,8 +88,7 @@ class Step:
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
             loss = self.loss(self.fused, self.loader)
         gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
-        self.world.average(gradients)
-        return loss, gradients
+        return loss, self.world.average(gradients, self.join_shares)
 
     def eager_step(self) -> None:
         """One step in Python: what the graph records."""
@@ -125,6 +125,18 @@ class Step:
         for tensor, copy in kept:
             tensor.copy_(copy)
         self.optimizer.refresh()
+
+    def release(self) -> None:
+        """Give up a graph that sends messages: NCCL waits for its end before a process may leave the group."""
+        if self.graph is not None and self.world.grouped:
+            torch.cuda.current_stream(self.device).synchronize()
+            self.graph.reset()
+            self.graph = None
+
+    def statistics(self) -> list[Tensor]:
+        """The buffers of the model, and their averages."""
+        averages = self.average.tensors if self.average else {}
+        return [t for name, b in self.model.named_buffers() for t in (b, averages.get(name)) if t is not None]
 
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""

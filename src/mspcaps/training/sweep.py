@@ -1,18 +1,18 @@
-"""Many runs on one device: side by side where that pays, within a time budget, each entered in the ledger as it ends.
+"""Many runs: side by side where that pays, within a time budget, each entered in the ledger as it ends.
 
-Runs share one process: each has its own thread and CUDA stream and replays its own graphs, so small models fill the
-gaps that one of them leaves, and a model compiled for one run serves the next.
+Runs on one device share one process: each has its own thread and CUDA stream and replays its own graphs, so small
+models fill the gaps that one of them leaves, and a model compiled for one run serves the next. Of several GPUs each has
+its worker process (`workers`), and a cluster has Ray (`cluster`): this file decides what is trained next, they where.
 """
 
 import itertools
 import math
+import os
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,18 @@ import torch
 
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.models import check_name
-from mspcaps.models.summary import summarize
-from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
-from mspcaps.training.images import MIN_SIDE
-from mspcaps.training.ledger import device_name, entry_path, find_run, read_run
+from mspcaps.models.registry import defining_module
+from mspcaps.progress import Progress
+from mspcaps.training.cluster import RayCluster
+from mspcaps.training.device import choose_device
+from mspcaps.training.job import Here, Job, Outcome, Place, WorkerLost, share_of_device
+from mspcaps.training.ledger import find_run
 from mspcaps.training.recipe import Recipe, load_recipe, read_toml, recipe_folder
-from mspcaps.training.trainer import Listener, Log, Trainer
+from mspcaps.training.trainer import SAVE_EVERY, Listener, Log
+from mspcaps.training.workers import WorkerProcess, find_seats
 
-FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """done: entered in the ledger now; known: was there before; stopped: checkpoint kept; left: not begun; failed."""
-
-    recipe: Recipe
-    state: str
-    detail: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.recipe.dataset}/{self.recipe.model}/{self.recipe.run_name}"
+POLL = 0.2  # seconds between two looks at whether to stop
+MAX_LOSSES = 3  # workers that a run may lose
 
 
 def list_sweeps() -> list[str]:
@@ -109,27 +100,27 @@ def _grid_points(run: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def share_of_device(recipe: Recipe, device: torch.device) -> float:
-    """How much of the device a run takes: 1 if it fills it."""
-    if device.type != "cuda":
-        return 1.0
-    macs = summarize(recipe.model, img_size=recipe.resolve().img_size or MIN_SIDE).macs
-    return min(1.0, max(0.25, macs / FILLS_A_GPU))
-
-
-def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: Path) -> float:
-    """By what finished runs of the same model, data and adversary took on such a device, for the epochs that are still
-    to do; nothing is known before the first."""
-    took, adversary = [0.0], recipe.to_dict()["adversary"]
-    for path in entry_path(results, recipe).parent.glob("*.json"):
-        with suppress(MspcapsError):  # the report will name what cannot be read
-            run = read_run(path)
-            alike = run.device == device_name(device) and run.recipe["adversary"] == adversary
-            took += [run.seconds.per_epoch] if alike else []
-    epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
-    if checkpoint.is_file():
-        epochs -= read_checkpoint(checkpoint, whole=False)[0]["epoch"]
-    return max(took) * epochs
+def choose_places(
+    device: str | None, workers: int | None, ray: bool, progress: Progress, log: Log
+) -> tuple[torch.device, list[Place]]:
+    """-> what kind of device the runs are trained on, and where; nowhere in particular: in this process."""
+    if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"] != "1":
+        raise MspcapsError("a sweep starts its own processes, one per GPU: run it without torchrun")
+    if ray:
+        if workers is not None:
+            raise MspcapsError("--workers is for one machine: with --ray every core or GPU of the cluster is used")
+        cluster = RayCluster(device)
+        log(f"Ray cluster: {cluster.summary}")
+        return cluster.device, [cluster]
+    chosen = choose_device(device)
+    if device is not None and ":" in device:
+        if workers not in (None, 1):
+            raise MspcapsError(f"--device {device} is one device, but --workers is {workers}: leave one of them out")
+        return chosen, []
+    seats = find_seats(chosen, workers)
+    if seats:
+        log(f"{len(seats)} workers, each with {'a GPU' if chosen.type == 'cuda' else 'a share of the cores'}")
+    return chosen, [WorkerProcess(seat, progress) for seat in seats]
 
 
 def run_sweep(
@@ -141,94 +132,93 @@ def run_sweep(
     log: Log = print,
     listener: Listener = lambda trainer: None,
     stop: threading.Event | None = None,
+    places: Sequence[Place] = (),
+    save_every: float = SAVE_EVERY,
 ) -> list[Outcome]:
     """Runs what the ledger lacks, in order, as many at a time as fit; what is named twice is run once.
 
     Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell. When `stop` is set, runs save
-    their checkpoints and end.
+    their checkpoints and end. They are trained in `places`, by default in this process, on devices like `device`.
     """
-    deadline = time.monotonic() + budget
+    deadline = time.time() + budget
     whole = [recipe.resolve() for recipe in recipes]
     recipes = [recipe for place, recipe in enumerate(recipes) if whole[place] not in whole[:place]]
     done = [find_run(results, recipe) is not None for recipe in recipes]
-    known = [recipe for recipe, there in zip(recipes, done, strict=True) if there]
+    outcomes = [Outcome(recipe, "known") for recipe, there in zip(recipes, done, strict=True) if there]
     waiting = [recipe for recipe, there in zip(recipes, done, strict=True) if not there]
-    outcomes = [Outcome(recipe, "known") for recipe in known]
-    running: dict[Future[Outcome], float] = {}
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {id(recipe): share_of_device(recipe, device) for recipe in waiting}
     log(f"{len(waiting)} runs to do, {len(outcomes)} already in the ledger")
-    with ThreadPoolExecutor(max_workers=4) as pool, ExitStack() as leaving:
-        leaving.push(lambda error, *_: stop.set() if error else None)  # runs that go on save their checkpoints and end
-        while waiting or running:
+    with Running(places or [Here(device, listener, stop)]) as running:
+        while waiting or running.jobs:
             for recipe in list(waiting):
                 share = shares[id(recipe)]
-                if sum(running.values()) + share > 1 or stop.is_set():
+                if stop.is_set() or not (place := running.place_for(share)):
                     break
                 waiting.remove(recipe)
-                try:
-                    late = time.monotonic() + expected_seconds(recipe, device, out, results) > deadline
-                except MspcapsError as error:  # a damaged checkpoint or entry
-                    outcomes.append(Outcome(recipe, "failed", str(error)))
-                    log(f"{outcomes[-1].name} failed: {error}")
+                module = defining_module(recipe.model)
+                job = Job(recipe, out, results, deadline, module, int(1 / share), save_every)
+                running.begin(job, place, share)
+            if not running.jobs:
+                break  # stopped
+            for outcome in running.wait(stop):
+                if outcome.state == "lost":
+                    log(f"{outcome.name}: {outcome.detail}; it is started again from its checkpoint")
+                    waiting.insert(0, outcome.recipe)
                     continue
-                if late:
-                    outcomes.append(Outcome(recipe, "left", "there was no time left for it"))
-                    continue
-                work = (recipe, device, int(1 / share), out, results, deadline, listener, stop)
-                running[pool.submit(_train_one, *work)] = share
-            if not running:
-                if stop.is_set():
-                    break
-                continue
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                del running[future]
-                outcome = future.result()
                 outcomes.append(outcome)
                 log(f"{outcome.name} {outcome.state}: {outcome.detail}")
     return outcomes + [Outcome(recipe, "left", "the sweep was stopped before it") for recipe in waiting]
 
 
-_idle: dict[torch.device, list[torch.cuda.Stream]] = {}  # streams that no run has now
+class Running:
+    """The jobs under way, each in its place."""
 
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = places
+        self.jobs: dict[Future[Outcome], tuple[Job, Place, float]] = {}
+        self.losses: Counter[str] = Counter()  # of workers, by run
+        self.stopping = False
 
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """A stream that no other run has meanwhile; few are ever made: see `recording_stream`."""
-    if device.type != "cuda":
-        yield
-        return
-    idle = _idle.setdefault(device, [])
-    try:
-        stream = idle.pop()  # not asked for before: another thread may be quicker
-    except IndexError:
-        stream = torch.cuda.Stream(device)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        idle.append(stream)
+    def __enter__(self) -> "Running":
+        return self
 
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for place in self.places:
+            if kind is not None:
+                place.stop()  # what goes on saves its checkpoint and ends
+        for place in self.places:
+            place.close(at_once=kind is not None)
 
-def _train_one(
-    recipe: Recipe, device: torch.device, together: int, out: Path, results: Path, deadline: float, listener: Listener,
-    stop: threading.Event,
-) -> Outcome:  # fmt: skip
-    """One run on a stream of its own. A run that fails does not take the others with it."""
-    try:
-        with own_stream(device):
-            trainer = Trainer(
-                recipe, device, out=out, results=results, listener=listener, side_by_side=together, stop=stop,
-                log=lambda line: None,
-            )  # fmt: skip
-            result = trainer.run(deadline)
-    except MspcapsError as error:
-        return Outcome(recipe, "failed", str(error))
-    except Exception as error:  # a bug, or the device: the others may still come through, and hours are at stake
-        traceback.print_exc()
-        return Outcome(recipe, "failed", f"{type(error).__name__}: {error}".partition("\n")[0])
-    if result is None:
-        return Outcome(recipe, "stopped", "its checkpoint is kept")
-    return Outcome(recipe, "done", f"{result.run.accuracy}; in {result.run.seconds.train:.0f} s")
+    def place_for(self, share: float) -> Place | None:
+        """The emptiest that has room."""
+        used = {id(place): 0.0 for place in self.places}
+        for _, place, taken in self.jobs.values():
+            used[id(place)] += taken
+        fitting = [place for place in self.places if used[id(place)] + share <= place.room]
+        return min(fitting, key=lambda place: used[id(place)], default=None)
+
+    def begin(self, job: Job, place: Place, share: float) -> None:
+        self.jobs[place.submit(job, share)] = (job, place, share)
+
+    def wait(self, stop: threading.Event) -> list[Outcome]:
+        """What has ended, once something has or a moment has passed."""
+        ended, _ = wait(self.jobs, timeout=POLL, return_when=FIRST_COMPLETED)
+        if stop.is_set() and not self.stopping:
+            self.stopping = True
+            for place in self.places:
+                place.stop()
+        return [self.outcome(future) for future in ended]
+
+    def outcome(self, future: Future[Outcome]) -> Outcome:
+        """A run whose worker was lost is worth another try, but not forever."""
+        job, _, _ = self.jobs.pop(future)
+        try:
+            return future.result()
+        except WorkerLost as error:
+            lost = Outcome(job.recipe, "stopped" if self.stopping else "lost", str(error))
+            self.losses[lost.name] += 1
+            if self.losses[lost.name] <= MAX_LOSSES:
+                return lost
+            return Outcome(job.recipe, "failed", f"{error}, for the {self.losses[lost.name]}th time")

@@ -42,6 +42,7 @@ from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
 from mspcaps.training.images import Images, check_outside, load_images, normalization
 from mspcaps.training.ledger import Accuracy, Run, Seconds
 from mspcaps.training.loader import make_loader
+from mspcaps.training.monitor import summary
 from mspcaps.training.recipe import Recipe, measured_on
 from mspcaps.training.result import BEST, LAST, Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rate
@@ -51,6 +52,7 @@ from mspcaps.training.step import make_step
 # of random numbers in PyTorch, and its compiler puts that back to where it was.
 preparation_lock = threading.Lock()
 
+SAVE_EVERY = 30.0  # seconds between two checkpoints
 Log = Callable[[str], None]
 Listener = Callable[["Trainer"], None]
 
@@ -71,7 +73,7 @@ class Trainer:
 
     def __init__(
         self, recipe: Recipe, device: torch.device, engine: Engine | None = None, out: Path = Path("runs"),
-        results: Path = Path("results"), save_every: float = 30.0, listener: Listener = lambda trainer: None,
+        results: Path = Path("results"), save_every: float = SAVE_EVERY, listener: Listener = lambda trainer: None,
         side_by_side: int = 1, log: Log = print, stop: threading.Event | None = None, repeats: Run | None = None,
     ) -> None:  # fmt: skip
         self.device, self.listener, self.save_every = device, listener, save_every
@@ -94,8 +96,8 @@ class Trainer:
             self.model = build_model(self.recipe, train)
         self.initial = self.load_initial_weights()
         self.model.to(device).train()
-        if self.world.size > 1:
-            synchronize_batchnorm(self.model)
+        if self.world.size > 1 and self.recipe.sync_batchnorm:
+            synchronize_batchnorm(self.model, self.world)
         self.loader = make_loader(self.recipe, train, device, self.world)
         images = self.loader.steps * self.recipe.batch_size * self.recipe.epochs
         self.engine = choose_engine(engine, device, self.world.size, images)
@@ -181,7 +183,7 @@ class Trainer:
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
         with lock_folder(self.folder, busy) if self.world.is_main else contextlib.nullcontext():
             self.resume()
-            self.log(self.summary())
+            self.log(summary(self))
             if not self.world.all_equal(self.epoch, self.steps_done):
                 raise MspcapsError(
                     f"the processes resume from different checkpoints: all of them must see the same {self.folder}"
@@ -201,19 +203,10 @@ class Trainer:
                         self.evaluator.count_all()  # compiles
                     if self.attacked:
                         self.attacked.capture()
-            yield
-
-    def summary(self) -> str:
-        """What is trained on what, in one line: so that a wrong size is noticed at once."""
-        watched = f", {len(self.evaluator.data):,} validation" if self.watched == "validation" else ""
-        params = sum(p.numel() for p in self.model.parameters())
-        since = f"step {self.steps_done} of epoch {self.epoch + 1}" if self.steps_done else f"epoch {self.epoch}"
-        return (
-            f"{self.recipe.dataset}: {self.loader.n:,} training{watched} and {len(self.test):,} {self.measured_on} "
-            f"images of {len(self.classes)} classes, {' x '.join(map(str, self.shape))}; {self.recipe.model}, "
-            f"{params:,} parameters; {self.recipe.epochs} epochs in batches of {self.recipe.batch_size} on "
-            f"{ledger.device_name(self.device)}"
-        ) + (f"; continues after {since}" if self.epoch or self.steps_done else "")
+            try:
+                yield
+            finally:
+                self.step.release()
 
     def how_to_resume(self) -> str:
         if not (self.folder / CHECKPOINT).is_file():
@@ -222,14 +215,16 @@ class Trainer:
 
     def close_epoch(self) -> None:
         """Evaluate, extend the history, keep the best weights, go to the next epoch."""
-        self.world.average([self.step.loss_sum])
+        self.share_statistics()
+        (mean_loss,) = self.world.average([self.step.loss_sum])
+        self.step.loss_sum.copy_(mean_loss)
         self.check_finite()
         loss = self.step.loss_sum.item() / self.loader.steps
         accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
         self.warn_of_collapse(health)
-        validation = accuracy if self.watched == "validation" else None
-        if self.attacked:
-            validation = self.attacked.accuracy()
+        robust = self.attacked.accuracy() if self.attacked else accuracy
+        accuracy, robust = self.world.agree(accuracy, robust)
+        validation = robust if self.watched == "validation" else None
         row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
         if not self.history or row.score > self.best_epoch.score:
             self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
@@ -237,6 +232,12 @@ class Trainer:
         self.step.loss_sum.zero_()
         self.epoch, self.steps_done = self.epoch + 1, 0
         self.listener(self)
+
+    def share_statistics(self) -> None:
+        """BatchNorm statistics that are not synchronised are the main process's wherever they are read, as in PyTorch's
+        DistributedDataParallel; no training step reads them."""
+        if not self.recipe.sync_batchnorm:
+            self.world.take_from_main(self.step.statistics())
 
     def warn_of_collapse(self, health: Sequence[BlockHealth]) -> None:
         """One sentence per block, the first time."""
@@ -272,8 +273,9 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint, by the main process; all of them come here at the same step."""
         self.check_finite()  # the last good checkpoint is worth more
-        tensors = self.checkpoint_tensors() | {"loss_sum": self.step.loss_sum.clone()}
-        self.world.average([tensors["loss_sum"]])  # each process will go on from it
+        self.share_statistics()
+        (mean_loss,) = self.world.average([self.step.loss_sum])  # each process will go on from it
+        tensors = self.checkpoint_tensors() | {"loss_sum": mean_loss}
         if self.world.is_main:
             self.write(tensors)
         self.world.barrier()  # nobody looks for a checkpoint that is not there yet

@@ -1,0 +1,172 @@
+"""Worker processes of a sweep on this machine: one per GPU, or several on a CPU.
+
+A worker trains in threads what it is sent, as the process of the sweep does where it is alone, and sends back outcomes
+and progress. When the pipe to it closes, whatever the reason, its runs save their checkpoints and it ends.
+"""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from mspcaps.errors import MspcapsError
+from mspcaps.progress import Progress, Task
+from mspcaps.training.device import choose_device
+from mspcaps.training.job import Job, Outcome, WorkerLost, train_job
+from mspcaps.training.monitor import ShowProgress
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a worker computes on."""
+
+    device: str  # cpu or cuda
+    gpu: str = ""  # as CUDA_VISIBLE_DEVICES names it
+    threads: int = 1  # on a CPU
+
+
+def find_seats(device: torch.device, workers: int | None) -> list[Seat]:
+    """One per GPU, or as many as wanted on a CPU; none if a single process will do."""
+    if workers is not None and workers < 1:
+        raise MspcapsError(f"--workers is {workers}, but must be at least 1")
+    if device.type != "cuda":
+        cores = torch.get_num_threads()
+        count = workers or 1
+        return [Seat(device.type, threads=max(1, cores // count)) for _ in range(count)] if count > 1 else []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    if workers is not None and workers > len(gpus):
+        raise MspcapsError(f"--workers is {workers}, but each needs a GPU of its own and there are {len(gpus)}")
+    gpus = gpus[:workers]
+    return [Seat("cuda", gpu) for gpu in gpus] if len(gpus) > 1 else []
+
+
+class WorkerProcess:
+    """A worker as the sweep sees it; if it is lost, the next job starts another."""
+
+    room = 1.0
+
+    def __init__(self, seat: Seat, progress: Progress | None = None) -> None:
+        self.seat, self.progress = seat, progress
+        self.numbers, self.lock = itertools.count(), threading.Lock()
+        self.futures: dict[int, Future[Outcome]] = {}
+        self.connection: Connection | None = None
+        self.process: Any = None
+
+    def start(self) -> None:
+        """A fresh interpreter: a copy of this one could not use the GPU."""
+        context = get_context("spawn")
+        connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, self.seat))
+        with without_ctrl_c():
+            self.process.start()
+        theirs.close()
+        self.connection = connection
+        threading.Thread(target=self.listen, args=(connection,), daemon=True).start()
+
+    def submit(self, job: Job, share: float) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        with self.lock:
+            if self.connection is None:
+                self.start()
+            assert self.connection is not None
+            number = next(self.numbers)
+            self.futures[number] = future
+            with suppress(OSError):  # the worker has just been lost: whoever listens to it will say so
+                self.connection.send((number, job))
+        return future
+
+    def listen(self, connection: Connection) -> None:
+        """Until the worker has closed its end."""
+        with suppress(EOFError, OSError):
+            while True:
+                number, content = connection.recv()
+                if number is not None:
+                    self.futures.pop(number).set_result(content)
+                elif self.progress is not None:
+                    self.progress.update(*content)
+        with self.lock:
+            self.connection, orphans = None, list(self.futures.values())
+            self.futures.clear()
+        self.process.join()
+        for future in orphans:
+            future.set_exception(WorkerLost(f"its worker ended with status {self.process.exitcode}"))
+
+    def stop(self) -> None:
+        with self.lock, suppress(OSError):
+            if self.connection is not None:
+                self.connection.send(None)
+
+    def close(self, at_once: bool) -> None:
+        self.stop()
+        if self.process is not None:
+            self.process.join(timeout=30.0 if at_once else None)
+            if self.process.is_alive():
+                self.process.kill()
+
+
+@contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """A process started meanwhile never hears Ctrl-C, which a terminal sends to all: the sweep tells it to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def serve(connection: Connection, seat: Seat) -> None:
+    """The worker itself: (number, job) comes in, (number, outcome) and (None, progress) go out; None says stop."""
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+    ):  # terminals and clusters send them to all: the sweep will say what to do
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if seat.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = seat.gpu  # before the first call of CUDA; it is the only one then
+    else:
+        torch.set_num_threads(seat.threads)
+    device, stop, sending = choose_device(seat.device), threading.Event(), threading.Lock()
+
+    def send(number: int | None, content: object) -> None:
+        with sending, suppress(OSError):  # nobody listens any more
+            connection.send((number, content))
+
+    listener = ShowProgress(SentProgress(send), named=True)
+
+    def train(number: int, job: Job) -> None:
+        send(number, train_job(job, device, listener, stop))
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        with suppress(EOFError, OSError):
+            while (message := connection.recv()) is not None:
+                pool.submit(train, *message)
+        stop.set()
+    connection.close()
+
+
+class SentProgress(Progress):
+    """Sends on what it is told, every second."""
+
+    def __init__(self, send: Callable[[None, object], None]) -> None:
+        super().__init__(every=1.0)
+        self.send = send
+
+    def update(self, task: str, done: float, total: float | None, detail: str = "", label: str = "") -> None:
+        self.tasks.setdefault(task, Task()).shown = time.monotonic()
+        self.send(None, (task, done, total, detail, label))

@@ -1,0 +1,36 @@
+"""A tiny model whose process is killed once, in the middle of a run: while there is a file `fragile` beside it, as soon
+as there is a checkpoint. In the file `trained` it tells by which process it is trained, once for each run."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mspcaps.models import Model, Task, register_model
+
+
+class Fragile(Model):
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.told = False
+        self.conv, self.norm, self.head = nn.Conv2d(task.in_chans, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) == 16 and not self.told:  # not when its memory is estimated
+            self.told = True
+            with Path("trained").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        if self.training and Path("fragile").is_file() and any(Path("runs").rglob("checkpoint.safetensors")):
+            Path("fragile").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.norm(self.conv(x)).relu().mean((2, 3))
+
+    def forward_head(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(features)
+
+
+@register_model
+def fragile(task: Task) -> Model:
+    return Fragile(task)

@@ -1,0 +1,146 @@
+"""A sweep over worker processes and over a real Ray of this machine: every run once, whoever is killed meanwhile."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_makers import environment
+
+from mspcaps.errors import MspcapsError
+from mspcaps.progress import Progress
+from mspcaps.training import sweep
+from mspcaps.training.workers import Seat, find_seats
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'mspcaps[ray]'")
+RECIPE = 'model = "fragile"\ndata = "{}"\nname = "tiny"\nepochs = {}\nbatch_size = 16\nimg_size = 16\n'
+WAYS = [
+    pytest.param(["--workers", "2"], id="workers"),
+    pytest.param(["--ray"], id="ray", marks=needs_ray),
+]
+
+
+def write_sweep(place: Path, data: Path, runs: int, epochs: int) -> None:
+    (place / "tiny.toml").write_text(RECIPE.format(data, epochs))
+    (place / "sweep.toml").write_text(f'[[runs]]\nrecipe = "tiny.toml"\nseeds = {list(range(runs))}\n')
+
+
+def command(*options: str) -> list[str]:
+    start = [sys.executable, "-m", "mspcaps", "--import", "fragile_model", "sweep", "sweep.toml", "--device", "cpu"]
+    return [*start, "--save-every", "0", *options]
+
+
+def finish(place: Path, *options: str) -> str:
+    quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(place)}
+    done = subprocess.run(
+        command(*options), cwd=place, env=environment() | quiet, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def entries(place: Path) -> dict[str, dict[str, Any]]:
+    """By file, less how long they took."""
+    assert not (place / "results" / "repeats").exists()
+    found = {path.name: json.loads(path.read_text()) for path in (place / "results" / "runs").rglob("*.json")}
+    for entry in found.values():
+        del entry["seconds"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the ledger says of three runs in one process."""
+    place = tmp_path_factory.mktemp("alone")
+    write_sweep(place, tiny_npz, runs=3, epochs=4)
+    finish(place)
+    return entries(place)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_worker_costs_nothing(way: list[str], alone: dict[str, Any], tiny_npz: Path, tmp_path: Path) -> None:
+    """kill -9 in the middle of a run; it goes on from its checkpoint, and the ledger is that of one process."""
+    write_sweep(tmp_path, tiny_npz, runs=3, epochs=4)
+    (tmp_path / "fragile").touch()
+    said = finish(tmp_path, *way)
+    assert not (tmp_path / "fragile").exists() and "started again from its checkpoint" in said
+    assert "3 done" in said
+    assert len(alone) == 3 and entries(tmp_path) == alone
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))
+    assert len((tmp_path / "trained").read_text().split()) == 4, "none was trained again but the one that was killed"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS)
+def test_twenty_runs_each_exactly_once(way: list[str], tiny_npz: Path, tmp_path: Path) -> None:
+    write_sweep(tmp_path, tiny_npz, runs=20, epochs=1)
+    said = finish(tmp_path, *way)
+    assert "20 done" in said and len(entries(tmp_path)) == 20
+    trained = (tmp_path / "trained").read_text().split()
+    assert len(trained) == 20 and len(set(trained)) == 2, "in two processes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("way", WAYS)
+def test_ctrl_c_leaves_everything_resumable(way: list[str], tiny_npz: Path, tmp_path: Path) -> None:
+    write_sweep(tmp_path, tiny_npz, runs=3, epochs=9_000)
+    quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command(*way), cwd=tmp_path, env=environment() | quiet, start_new_session=True, **pipes)
+    while process.poll() is None and len(list(tmp_path.rglob("checkpoint.safetensors"))) < 2:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, out + err
+    assert len(err.splitlines()) == 2 and err.endswith(" runs\n"), err
+    assert out.count(" stopped: ") == 2 and len(list(tmp_path.rglob("checkpoint.safetensors"))) == 2
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and group_lives(process.pid):
+        time.sleep(0.1)
+    assert not group_lives(process.pid), "no process is left behind"
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert find_seats(gpu, None) == [Seat("cuda", "0"), Seat("cuda", "1"), Seat("cuda", "2")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert find_seats(gpu, None) == [Seat("cuda", "4"), Seat("cuda", "7")] and find_seats(gpu, 1) == []
+    assert find_seats(cpu, None) == [] and len(find_seats(cpu, 3)) == 3
+    for device, count in ((gpu, 3), (cpu, 0)):
+        with pytest.raises(MspcapsError, match=str(count)):
+            find_seats(device, count)
+
+
+def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MspcapsError, match="--workers"):
+        sweep.choose_places("cpu", 2, True, Progress(), print)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(MspcapsError, match="torchrun"):
+        sweep.choose_places("cpu", None, False, Progress(), print)
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MspcapsError, match=r"mspcaps\[ray\]"):
+        sweep.choose_places("cpu", None, True, Progress(), print)
