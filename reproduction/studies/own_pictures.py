@@ -16,6 +16,7 @@ import itertools
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,8 @@ def pack(folder: Path, out: Path = PACKED) -> None:
             for split, data in (("train", train), ("test", test))
             for key, array in (("x", data.images), ("y", data.labels))
         }
-        np.savez_compressed(out / f"{name}.npz", **arrays, classes=np.array(train.classes))
+        arrays["classes"] = np.array(train.classes)
+        np.savez_compressed(out / f"{name}.npz", allow_pickle=False, **arrays)
         shape = " x ".join(map(str, train.images.shape[1:]))
         print(f"{name}: {len(train):,} + {len(test):,} pictures of {len(train.classes)} classes, {shape}")
 
@@ -63,7 +65,7 @@ def choice(folder: Path = PACKED) -> list[Recipe]:
         train = load_dataset(file, "train")
         crop = max(MIN_SIDE, *train.size) // 8
         for epochs, lr, flip in itertools.product(*SETTINGS.values()):
-            changes = {"epochs": epochs, "lr": lr, "augment": Augmentation(crop=crop, flip=bool(flip))}
+            changes: dict[str, Any] = {"epochs": epochs, "lr": lr, "augment": Augmentation(crop=crop, flip=bool(flip))}
             recipes.append(base_recipe(file, **changes, held_out=len(train.labels) // HELD_OUT))
     return recipes
 

@@ -109,14 +109,14 @@ def medians(measured: list[dict[str, float]]) -> dict[str, float]:
 
 def time_refusal(model: str, side: int, device: torch.device) -> dict[str, Any]:
     """Whether the paper's recipe with this model fits at this size, what the answer was and how soon it came."""
-    recipe, task = replace(PAPER, model=model), {"num_classes": len(CIFAR10.classes), "in_chans": CIFAR10.channels}
+    recipe, classes, chans = replace(PAPER, model=model), len(CIFAR10.classes), CIFAR10.channels
     began, sentence = time.process_time(), ""
     try:
-        check_memory(recipe, device, *task.values(), (side, side), 0)
+        check_memory(recipe, device, classes, chans, (side, side), 0)
     except MspcapsError as error:
         sentence = str(error)
     seconds = time.process_time() - began
-    need = training_need(recipe, device, task | {"img_size": side})
+    need = training_need(recipe, device, {"num_classes": classes, "in_chans": chans, "img_size": side})
     return {
         "model": model, "img_size": side, "batch_size": recipe.batch_size, "seconds": significant(seconds),
         "needed_bytes": need.fixed + recipe.batch_size * need.per_image, "free_bytes": free_bytes(device),

@@ -197,7 +197,7 @@ def memory_tables(result: dict[str, Any]) -> list[Table]:
                 f"{size['img_size']}", words, number(ms), f"{100 * system / ms:.0f} %", number(1000 / ms),
                 format_bytes(int(peak)),
             ))  # fmt: skip
-    refused = [
+    refused: Rows = [
         (
             f"{one['model']} at {one['img_size']} pixels", format_bytes(one["needed_bytes"]),
             format_bytes(one["free_bytes"]), "refused" if one["answer"] else "fits", f"{one['seconds']:.2f} s",

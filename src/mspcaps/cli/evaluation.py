@@ -135,7 +135,8 @@ def load_weights(weights: "Sequence[str]", device: str | None) -> "tuple[list[nn
     from mspcaps.training import choose_device
 
     exported = [is_onnx(name, device) for name in weights]
-    models = [load_onnx(name) if onnx else load_model(name) for name, onnx in zip(weights, exported, strict=True)]
+    pairs = zip(weights, exported, strict=True)
+    models: list[nn.Module] = [load_onnx(name) if onnx else load_model(name) for name, onnx in pairs]
     return models, choose_device("cpu" if any(exported) else device)
 
 

@@ -150,7 +150,7 @@ class LaCaps(CapsuleModel):
     [b, in_chans, h, w] in [0, 1], of any size -> lengths [b, num_classes].
     """
 
-    criterion = staticmethod(length_cross_entropy)
+    criterion = staticmethod(length_cross_entropy)  # type: ignore[assignment]
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)

@@ -4,6 +4,7 @@ Ray decides on which machine. All of them must see the same `out` and `results`:
 from its checkpoint on another, and its entry is one file of the one ledger.
 """
 
+import logging
 import math
 import os
 import signal
@@ -32,7 +33,7 @@ class RayCluster:
         self.ray: Any = ray
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise MspcapsError(f"cannot join or start a Ray cluster: {first_line(error)}") from error
         for number, handler in before.items():  # Ray has its own
