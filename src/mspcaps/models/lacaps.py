@@ -4,7 +4,7 @@ Three feature maps, each half as fine as the one before, are cut into patches, a
 capsules of all scales vote for the classes through the same matrix; votes of finer patches count for a coarser one as
 far as they agree with it, inside a window. No weight belongs to a place of the image: one set serves every image size.
 The heads `_average` and `_linear` on the same backbone are what the capsules are compared with.
-Parameters (3 x 32 x 32, 10 classes): lacaps_t 336,690 (deep 316,570); lacaps_t_average 317,802; lacaps_t_linear
+Parameters (3 x 32 x 32, 10 classes): lacaps_t 336,690 (deep 316,570); lacaps_t_average 317,610; lacaps_t_linear
 352,362; lacaps_l 9,309,122.
 """
 
@@ -73,10 +73,11 @@ class Halve(nn.Module):
 class Backbone(nn.Module):
     """[b, c, h, w] -> the last map of every stage, finest first: h x w, then half as fine, then a quarter.
 
-    Heads see a map after BatchNorm and GELU: the mean over a patch then says how much of something is there.
+    Heads see a map after BatchNorm and GELU: the mean over a patch then says how much of something is there. With
+    `scales=1` they see the coarsest map alone.
     """
 
-    def __init__(self, config: Config, in_chans: int) -> None:
+    def __init__(self, config: Config, in_chans: int, scales: int = 3) -> None:
         super().__init__()
         self.stages, chans = nn.ModuleList(), in_chans
         for width, count in zip(config.widths, config.blocks, strict=True):
@@ -84,16 +85,17 @@ class Backbone(nn.Module):
             blocks = (Block(width, config.expansion * width, config.kernel) for _ in range(count))
             self.stages.append(nn.Sequential(first, *blocks))
             chans = width
-        self.norms = nn.ModuleList(BatchNorm(width) for width in config.widths)
+        self.norms = nn.ModuleList(BatchNorm(width) for width in config.widths[-scales:])
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> list[Tensor]:
         maps = []
-        for stage, norm in zip(self.stages, self.norms, strict=True):
+        for stage in self.stages:
             for block in stage:  # type: ignore[attr-defined]
                 x = run_block(block, x, self.grad_checkpointing)
-            maps.append(F.gelu(norm(x)))
-        return maps
+            maps.append(x)
+        seen = maps[-len(self.norms) :]
+        return [F.gelu(norm(x)) for norm, x in zip(self.norms, seen, strict=True)]
 
 
 def patch_means(f: Tensor, patch: int) -> Tensor:
@@ -215,11 +217,13 @@ class AverageHead(Model):
     [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
     """
 
+    scales = 1
+
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
         check_odd("kernel", config.kernel)
         self.normalize = Normalize(task.mean, task.std)  # of any size
-        self.backbone = Backbone(config, task.in_chans)
+        self.backbone = Backbone(config, task.in_chans, self.scales)
         self.num_features = config.widths[-1]
         self.new_classifier(task.num_classes)
 
@@ -232,8 +236,8 @@ class AverageHead(Model):
         return self.head(features.mean((2, 3)))
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.i [b, c, h, w] of every stage."""
-        return {f"map.{i}": f for i, f in enumerate(self.backbone(self.normalize(x)))}
+        """-> map.i [b, c, h, w] of every scale that the head sees, the coarsest being map.2."""
+        return {f"map.{i}": f for i, f in enumerate(self.backbone(self.normalize(x)), 3 - self.scales)}
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -250,6 +254,8 @@ class AverageHead(Model):
 
 class PatchesHead(AverageHead):
     """No capsules: one linear layer on all patches that LaCaps makes capsules of, so for one image size only."""
+
+    scales = 3
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task, config)
