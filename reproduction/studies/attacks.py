@@ -65,7 +65,9 @@ def main(
         if time.monotonic() - began > seconds:
             print(f"no time is left for {model} under {text}")
             return
-        start, batch_size = time.monotonic(), 5000 if model in LARGE else 10_000
+        start, batch_size = time.monotonic(), None
+        if where.type == "cuda":
+            batch_size = 5000 if model in LARGE else 10_000
         found = attack(
             models[model], "cifar10", budgets, text, images=images, device=where, batch_size=batch_size,
             check=text in CHECKED,

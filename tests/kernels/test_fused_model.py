@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 from mspcaps.kernels import fuse, fused
-from mspcaps.kernels.fused import FusedBackbone, FusedPatchify, PatchConv
+from mspcaps.kernels.fused import DepthwiseConv, FusedBackbone, FusedPatchify, JointVotes, PatchConv
 from mspcaps.models import Model, create_model
 from mspcaps.models.layers import Dropout
 from mspcaps.models.mspcaps import TINY, MSPCaps
 
 NAMES = ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_dr", "mspcaps_t_scale16", "mspcaps_t_scale32_16",
-         "mspcaps_t_linear", "mspcaps_t_linear_margin", "resnet20"]  # fmt: skip
+         "mspcaps_t_linear", "mspcaps_t_linear_margin", "resnet20", "lacaps_t"]  # fmt: skip
 
 
 def trained_once(model: Model, run: Model, device: torch.device) -> list[Tensor]:
@@ -38,6 +38,7 @@ def trained_once(model: Model, run: Model, device: torch.device) -> list[Tensor]
         ("mspcaps_t_scale16", 9),
         ("mspcaps_t_linear", 13),
         ("resnet20", 9),
+        ("lacaps_t", 9),
     ],
 )
 def test_equals_the_model(name: str, size: int, device: torch.device) -> None:
@@ -59,11 +60,12 @@ def test_shares_everything_and_leaves_the_model_as_it_was(name: str, monkeypatch
     twin = fuse(model)
     assert {id(p) for p in twin.parameters()} == {id(p) for p in model.parameters()}
     assert {id(b) for b in twin.buffers()} == {id(b) for b in model.buffers()}
-    assert dict(model.named_modules()) == modules and not any(isinstance(m, PatchConv) for m in model.modules())
+    assert dict(model.named_modules()) == modules
     assert twin.config is model.config and twin.training
-    kinds = {type(m) for m in twin.modules()} & {FusedBackbone, FusedPatchify, PatchConv}
-    fully = {FusedBackbone} if "linear" in name else {FusedBackbone, FusedPatchify}
-    assert kinds == ({PatchConv} if name == "resnet20" else fully)
+    kinds = {type(m) for m in twin.modules()} - {type(m) for m in model.modules()} - {JointVotes}
+    fully = {FusedBackbone, nn.Identity} if "linear" in name else {FusedBackbone, FusedPatchify}
+    others = {"resnet20": {PatchConv}, "lacaps_t": {PatchConv, DepthwiseConv}}
+    assert kinds == others.get(name, fully)
 
 
 @pytest.mark.parametrize("options", [{"position": False}, {"decoder": True}])
@@ -170,7 +172,9 @@ def test_other_values_of_the_norms_are_handed_on(device: torch.device) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "hooked"), [("mspcaps_t", False), ("mspcaps_t", True), ("resnet20", False)])
+@pytest.mark.parametrize(
+    ("name", "hooked"), [("mspcaps_t", False), ("mspcaps_t", True), ("resnet20", False), ("lacaps_t", False)]
+)
 def test_the_compiler_follows(name: str, hooked: bool, device: torch.device) -> None:
     torch._dynamo.reset()
     model = create_model(name, img_size=13).to(device).train()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from mspcaps.capsules import CrossAgreementRouting, PatchifyCaps, cast_votes
 from mspcaps.capsules.patchify import patch_averages
 from mspcaps.capsules.routing.cross_agreement import group_fine
-from mspcaps.kernels import embedding
+from mspcaps.kernels import depthwise, embedding
 from mspcaps.kernels.backbone import MAX_PATCH_CHANNELS, backbone, supported
 from mspcaps.models import Model
 from mspcaps.models.controls import LinearHead, PatchAverages
@@ -36,7 +36,7 @@ def fuse(model: Model) -> Model:
         if isinstance(model, MSPCaps):
             fused["routing"] = replace_modules(model.routing, joint_votes)
         return with_children(model, fused)
-    return replace_modules(model, patch_conv)
+    return replace_modules(model, faster_conv)
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -152,13 +152,35 @@ class FusedPatchify(nn.Module):
         )
 
 
-def patch_conv(conv: nn.Module) -> nn.Module:
-    """A PatchConv for a plain 3x3 convolution on an image, whose weight gradient takes cuDNN out of all proportion."""
-    if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d) or conv.in_channels > MAX_PATCH_CHANNELS:
+def faster_conv(conv: nn.Module) -> nn.Module:
+    """A twin for the two kinds of convolution whose weight gradient takes cuDNN out of all proportion: depthwise ones,
+    and 3x3 ones on an image."""
+    if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d):
         return conv
-    usual = conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.padding == (1, 1) and conv.dilation == (1, 1)
-    usual = usual and conv.groups == 1 and conv.padding_mode == "zeros"
-    return PatchConv(conv).train(conv.training) if usual else conv
+    k = conv.kernel_size[0]
+    same_size = conv.kernel_size == (k, k) and k % 2 == 1 and conv.padding == (k // 2, k // 2)
+    if not same_size or conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
+        return conv
+    if TRITON and conv.groups == conv.in_channels == conv.out_channels > 1 and conv.bias is None:
+        return DepthwiseConv(conv).train(conv.training)
+    if k == 3 and conv.groups == 1 and conv.in_channels <= MAX_PATCH_CHANNELS:
+        return PatchConv(conv).train(conv.training)
+    return conv
+
+
+class DepthwiseConv(nn.Module):
+    """A filter per channel, [b, c, h, w] -> the same shape."""
+
+    def __init__(self, plain: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight = plain.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, filters = x.to(self.weight.dtype), self.weight.flatten(1).t().contiguous()  # [k k, c]
+        if not depthwise.supported(x):
+            return F.conv2d(x, self.weight, padding=self.weight.shape[2] // 2, groups=len(self.weight))
+        y = depthwise.depthwise(x.permute(0, 2, 3, 1).contiguous(), filters, False)  # [b, h, w, c]
+        return y.permute(0, 3, 1, 2)
 
 
 class PatchConv(nn.Module):

@@ -1,4 +1,4 @@
-"""All Triton code: kernels of the MSRB backbone, then those of PatchifyCaps. Import only where Triton is present.
+"""All Triton code: kernels of the MSRB backbone, of PatchifyCaps, of depthwise convolutions. Import where Triton is.
 
 Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and channels.
 Sums over the rows are added up atomically, a few hundred additions per channel, and the kernel that follows turns them
@@ -330,3 +330,54 @@ def embed_backward(
         dw_tile = product(tl.trans(small), x_tile, WIDE)
         where = used[:, None] & (c < C)[None, :]
         tl.atomic_add(d_weight + d[:, None] * C + c[None, :], dw_tile, mask=where, sem="relaxed")
+
+
+# Depthwise convolutions: filters [K K, C], a tap of all channels after the other.
+
+
+@triton.jit
+def depthwise(
+    x, filters, y, M,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, TURNED: tl.constexpr,
+    RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """y[h, w] = sum over taps of x[h + i, w + j] filters[i, j], zero beyond the border; TURNED: the filters by half a
+    turn, which takes a gradient back to the input."""
+    rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
+    used, h, w = columns < C, rows // W % H, rows % W
+    total = tl.zeros([RB, CB], tl.float32)
+    for tap in tl.static_range(K * K):
+        i, j = tap // K - K // 2, tap % K - K // 2
+        inside = (rows < M) & (h + i >= 0) & (h + i < H) & (w + j >= 0) & (w + j < W)
+        at = (rows + i * W + j)[:, None] * C + columns[None, :]
+        v = tl.load(x + at, mask=inside[:, None] & used[None, :], other=0.0).to(tl.float32)
+        from_tap = K * K - 1 - tap if TURNED else tap
+        total += v * tl.load(filters + from_tap * C + columns, mask=used, other=0.0).to(tl.float32)[None, :]
+    mask = (rows < M)[:, None] & used[None, :]
+    tl.store(y + rows[:, None] * C + columns[None, :], total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def depthwise_filters(
+    x, dy, total, M,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """Adds to total [K K, C] the gradient of the filters, a row of K taps per program: sum of x[h + i, w + j] dy[h, w].
+    KP is K up to a power of two."""
+    columns, taps = tl.program_id(1) * CB + tl.arange(0, CB), tl.arange(0, KP)
+    used, row, j = columns < C, tl.program_id(2), taps - K // 2
+    i = row - K // 2
+    sums = tl.zeros([KP, RB, CB], tl.float32)
+    for step in range(STEPS):
+        rows = (step * tl.num_programs(0) + tl.program_id(0)) * RB + tl.arange(0, RB)
+        h, w = rows // W % H, rows % W
+        real = (rows < M) & (h + i >= 0) & (h + i < H)
+        g = tl.load(dy + rows[:, None] * C + columns[None, :], mask=real[:, None] & used[None, :], other=0.0)
+        across = w[None, :] + j[:, None]  # [KP, RB]
+        inside = real[None, :] & (across >= 0) & (across < W) & (taps < K)[:, None]
+        at = (rows[None, :] + i * W + j[:, None])[:, :, None] * C + columns[None, None, :]
+        v = tl.load(x + at, mask=inside[:, :, None] & used[None, None, :], other=0.0)
+        sums += v.to(tl.float32) * g.to(tl.float32)[None, :, :]
+    at = (row * K + taps)[:, None] * C + columns[None, :]
+    tl.atomic_add(total + at, tl.sum(sums, axis=1), mask=(taps < K)[:, None] & used[None, :], sem="relaxed")

@@ -1,0 +1,80 @@
+"""Depthwise convolutions of stride 1, forward and backward, on maps that are NHWC in memory.
+
+cuDNN's take several times as long as reading and writing the maps does, most of all the gradient of the filters.
+Both operators are opaque to torch.compile.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mspcaps.kernels.maps import PROGRAMS, power_of_two
+
+CHANNELS = 64  # of a tile: 128 bytes of bf16, one cache line
+
+
+def supported(x: Tensor) -> bool:
+    """Whether the kernels take a map [b, c, h, w] of this precision and size."""
+    return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and 0 < x.numel() < 2**31
+
+
+@torch.library.custom_op("mspcaps::depthwise", mutates_args=())
+def depthwise(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
+    """x [b, h, w, c], contiguous, filters [k k, c] -> [b, h, w, c], padding k // 2; `turned` takes the gradient of such
+    a convolution back to its input."""
+    from mspcaps.kernels.triton_kernels import depthwise as kernel
+
+    b, h, w, c = x.shape
+    y, cb = torch.empty_like(x), min(power_of_two(c), CHANNELS)
+    rows, rb = b * h * w, 2048 // cb
+    with torch.cuda.device_of(x):
+        kernel[(-(-rows // rb), -(-c // cb))](
+            x, filters, y, rows, H=h, W=w, C=c, K=side(filters), TURNED=turned, RB=rb, CB=cb, num_warps=4
+        )
+    return y
+
+
+@depthwise.register_fake
+def _(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("mspcaps::depthwise_filters", mutates_args=())
+def filter_gradient(x: Tensor, dy: Tensor, filters: Tensor) -> Tensor:
+    """-> the gradient of the filters, summed up in fp32 and then in their precision."""
+    from mspcaps.kernels.triton_kernels import depthwise_filters as kernel
+
+    b, h, w, c = x.shape
+    k, rows, cb = side(filters), b * h * w, min(power_of_two(c), CHANNELS // 2)
+    rb, blocks = 512 // cb, -(-c // cb)
+    programs = max(1, min(-(-rows // rb), 4 * PROGRAMS // (blocks * k)))
+    total = torch.zeros_like(filters, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        kernel[(programs, blocks, k)](
+            x, dy, total, rows, H=h, W=w, C=c, K=k, KP=power_of_two(k),
+            STEPS=-(-rows // (programs * rb)), RB=rb, CB=cb, num_warps=8,
+        )  # fmt: skip
+    return total.to(filters.dtype)
+
+
+@filter_gradient.register_fake
+def _(x: Tensor, dy: Tensor, filters: Tensor) -> Tensor:
+    return torch.empty_like(filters)
+
+
+def side(filters: Tensor) -> int:
+    return round(len(filters) ** 0.5)
+
+
+def save(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+
+
+def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, filters = ctx.saved_tensors
+    dy = dy.contiguous()
+    return depthwise(dy, filters, True), filter_gradient(x, dy, filters), None
+
+
+depthwise.register_autograd(gradients, setup_context=save)
