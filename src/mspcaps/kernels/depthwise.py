@@ -21,23 +21,34 @@ def supported(x: Tensor) -> bool:
 
 @torch.library.custom_op("mspcaps::depthwise", mutates_args=())
 def depthwise(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
-    """x [b, h, w, c], contiguous, filters [k k, c] -> [b, h, w, c], padding k // 2; `turned` takes the gradient of such
-    a convolution back to its input."""
+    """x [b, h, w, c], filters [k k, c] -> [b, h, w, c], padding k // 2; `turned` takes the gradient of such a
+    convolution back to its input."""
     from mspcaps.kernels.triton_kernels import depthwise as kernel
 
     b, h, w, c = x.shape
-    y, cb = torch.empty_like(x), min(power_of_two(c), CHANNELS)
+    y, cb = x.new_empty(x.shape), min(power_of_two(c), CHANNELS)
     rows, rb = b * h * w, 2048 // cb
     with torch.cuda.device_of(x):
         kernel[(-(-rows // rb), -(-c // cb))](
-            x, filters, y, rows, H=h, W=w, C=c, K=side(filters), TURNED=turned, RB=rb, CB=cb, num_warps=4
+            x.contiguous(),
+            filters.contiguous(),
+            y,
+            rows,
+            H=h,
+            W=w,
+            C=c,
+            K=side(filters),
+            TURNED=turned,
+            RB=rb,
+            CB=cb,
+            num_warps=4,
         )
     return y
 
 
 @depthwise.register_fake
 def _(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("mspcaps::depthwise_filters", mutates_args=())
@@ -49,10 +60,10 @@ def filter_gradient(x: Tensor, dy: Tensor, filters: Tensor) -> Tensor:
     k, rows, cb = side(filters), b * h * w, min(power_of_two(c), CHANNELS // 2)
     rb, blocks = 512 // cb, -(-c // cb)
     programs = max(1, min(-(-rows // rb), 4 * PROGRAMS // (blocks * k)))
-    total = torch.zeros_like(filters, dtype=torch.float32)
+    total = filters.new_zeros(filters.shape, dtype=torch.float32)
     with torch.cuda.device_of(x):
         kernel[(programs, blocks, k)](
-            x, dy, total, rows, H=h, W=w, C=c, K=k, KP=power_of_two(k),
+            x.contiguous(), dy.contiguous(), total, rows, H=h, W=w, C=c, K=k, KP=power_of_two(k),
             STEPS=-(-rows // (programs * rb)), RB=rb, CB=cb, num_warps=8,
         )  # fmt: skip
     return total.to(filters.dtype)
@@ -60,7 +71,7 @@ def filter_gradient(x: Tensor, dy: Tensor, filters: Tensor) -> Tensor:
 
 @filter_gradient.register_fake
 def _(x: Tensor, dy: Tensor, filters: Tensor) -> Tensor:
-    return torch.empty_like(filters)
+    return filters.new_empty(filters.shape)
 
 
 def side(filters: Tensor) -> int:
@@ -73,7 +84,6 @@ def save(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
 
 def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
     x, filters = ctx.saved_tensors
-    dy = dy.contiguous()
     return depthwise(dy, filters, True), filter_gradient(x, dy, filters), None
 
 

@@ -176,10 +176,11 @@ class DepthwiseConv(nn.Module):
         self.weight = plain.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x, filters = x.to(self.weight.dtype), self.weight.flatten(1).t().contiguous()  # [k k, c]
+        x = x.to(self.weight.dtype)
         if not depthwise.supported(x):
             return F.conv2d(x, self.weight, padding=self.weight.shape[2] // 2, groups=len(self.weight))
-        y = depthwise.depthwise(x.permute(0, 2, 3, 1).contiguous(), filters, False)  # [b, h, w, c]
+        filters = self.weight.flatten(1).t()  # [k k, c]
+        y = depthwise.depthwise(x.permute(0, 2, 3, 1), filters, False)  # [b, h, w, c]
         return y.permute(0, 3, 1, 2)
 
 
