@@ -44,10 +44,11 @@ class Loader:
             raise MspcapsError(
                 f"a batch of {batch_size} is larger than the training set of {n} images: choose a batch_size up to {n}"
             )
-        if batch_size % world:
-            fitting = max(1, round(batch_size / world)) * world
+        pairs = world > 1 and self.augment.mixup > 0  # none is mixed across processes
+        if batch_size % (unit := 2 * world if pairs else world):
             raise MspcapsError(
-                f"a batch of {batch_size} cannot be split among {world} processes: choose a batch_size of {fitting}"
+                f"a batch of {batch_size} cannot be split among {world} processes{' in pairs for mixup' * pairs}: "
+                f"choose a batch_size of {max(1, round(batch_size / unit)) * unit}"
             )
         self.n, self.seed, self.rank, self.world = n, seed, rank, world
         self.steps = n // batch_size  # per epoch
@@ -158,8 +159,7 @@ def mix(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tens
     """Images [b, c, h, w], labels [b] and the share [b] that each keeps of itself -> images and labels [b, K], mixed.
 
     The first and the second image mix with each other, the third and the fourth, and so on: the batch is in random
-    order, and several processes that have an even number each mix the same pairs as one. The last of an odd number
-    stays as it is.
+    order, and several processes mix the same pairs as one. The last of an odd number stays as it is.
     """
     partner = (torch.arange(len(x), device=x.device) ^ 1).clamp(max=len(x) - 1)
     targets = torch.zeros(len(x), classes, device=x.device).scatter(1, y[:, None], 1.0)
