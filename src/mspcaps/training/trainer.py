@@ -76,12 +76,14 @@ class Trainer:
         results: Path = Path("results"), save_every: float = SAVE_EVERY, listener: Listener = lambda trainer: None,
         side_by_side: int = 1, log: Log = print, stop: threading.Event | None = None, repeats: Run | None = None,
     ) -> None:  # fmt: skip
+        if not save_every >= 0:
+            raise MspcapsError(f"save_every is {save_every}, but must be a number of seconds, 0 or more")
         self.device, self.listener, self.save_every = device, listener, save_every
         self.stop = stop or threading.Event()  # once set, the run ends after the steps that it is at
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
-        train, validation, self.test = load_images(recipe, device, self.log)
+        train, validation, self.test = load_images(recipe, device, self.log, self.world.size)
         self.data_sha256 = fingerprint(recipe.data)
         self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
         self.teacher_sha256 = ledger.teacher_sha256(recipe)
