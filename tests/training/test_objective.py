@@ -187,6 +187,13 @@ def test_bad_values_are_refused(field: str, value: float) -> None:
         Recipe(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("field", ["teacher_weight", "temperature"])
+def test_what_only_a_teacher_reads_needs_one(field: str) -> None:
+    with pytest.raises(MspcapsError, match=rf"{field} is 0\.7"):
+        Recipe(**{field: 0.7})  # type: ignore[arg-type]
+    assert getattr(Recipe(**{field: 0.7, "teacher": "mspcaps_l.cifar10"}), field) == 0.7  # type: ignore[arg-type]
+
+
 def everything(data: Path | str, teacher: Path | str, **changes: Any) -> Recipe:
     base: dict[str, Any] = {"data": str(data), "name": "test", "model": "mspcaps_t_scale16", "epochs": 3}
     base |= {"batch_size": 16, "lr": 2e-3, "img_size": 16, "augment": LOOKS, "ema": 0.9, "decay_vectors": False}

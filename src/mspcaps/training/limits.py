@@ -54,6 +54,9 @@ def check_numbers(recipe: "Recipe") -> None:
         raise MspcapsError(f"teacher_weight is {recipe.teacher_weight}, but must be above 0 and at most 1")
     if not 0 < recipe.temperature < math.inf:
         raise MspcapsError(f"temperature is {recipe.temperature}, but must be a positive number")
+    for name in ("teacher_weight", "temperature"):
+        if not recipe.teacher and getattr(recipe, name) != getattr(type(recipe), name):
+            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but there is no teacher: name one, or leave it out")
     if recipe.teacher and recipe.adversary:
         raise MspcapsError(
             f"teacher is {recipe.teacher}, but the recipe has an adversary: a run learns from one or against the "
