@@ -67,7 +67,7 @@ class Step:
         if engine != "eager":
             self.fused = fuse(model) if fused and self.device.type == "cuda" else model
             self.dropout_keys = compile_once(dropout_keys)
-            optimizer.update, optimizer.muon_update = map(compile_once, (optimizer.update, optimizer.muon_update))
+            optimizer.update = compile_once(optimizer.update)
         compiled = compile_once if engine != "eager" else lambda function: function
         self.loss: Callable[[Model, Loader], Tensor]
         self.join_shares = compiled(join_shares)
