@@ -72,11 +72,7 @@ class World:
 
     def all_equal(self, *numbers: int) -> bool:
         """Whether all processes have the same numbers."""
-        if not self.grouped:
-            return True
-        found = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64)
-        dist.all_reduce(found, dist.ReduceOp.MAX)  # of all, and of all negated: the largest and the smallest
-        return bool((found[: len(numbers)] == -found[len(numbers) :]).all())
+        return self.any([self.agree(*numbers) != [*numbers]]) == [False]
 
     def agree(self, *numbers: float) -> list[float]:
         """The main process's numbers, for all: what differs in rounding must not be decided on differently."""
