@@ -116,8 +116,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         if not broken:
             return self
         tell(describe_broken([*broken.values()], len(self)))
-        kept = [index for index in range(len(self)) if index not in broken]
-        return replace(self, paths=tuple(self.paths[i] for i in kept), labels=tuple(self.labels[i] for i in kept))
+        return self.subset(torch.tensor([index for index in range(len(self)) if index not in broken]))
 
     def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
         """Call `read` with every index and report all broken pictures together."""

@@ -77,6 +77,7 @@ class Step:
         else:
             self.loss = Objective(recipe, load_teacher(recipe, model, loader.classes), compiled)
         self.average = WeightAverage(model, optimizer, ema, compiled) if ema else None
+        self.averages = self.average.tensors if self.average else {}  # by name
         self.evaluated = self.average.model if self.average else model
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -135,8 +136,8 @@ class Step:
 
     def statistics(self) -> list[Tensor]:
         """The buffers of the model, and their averages."""
-        averages = self.average.tensors if self.average else {}
-        return [t for name, b in self.model.named_buffers() for t in (b, averages.get(name)) if t is not None]
+        buffers = dict(self.model.named_buffers())
+        return [*buffers.values(), *(self.averages[name] for name in buffers if name in self.averages)]
 
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
