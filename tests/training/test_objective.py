@@ -19,7 +19,7 @@ from mspcaps.models.model import make_task
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.device import compiler_works
 from mspcaps.training.loader import Loader, take_batch
-from mspcaps.training.objective import batch_loss, load_teacher
+from mspcaps.training.objective import batch_loss, check_soft_targets, load_teacher
 from mspcaps.training.recipe import Adversary
 from mspcaps.training.step import Step, make_step
 
@@ -116,6 +116,13 @@ def test_a_loss_that_takes_class_numbers_only_is_refused(recipe: dict[str, float
     make_step(model, make_loader(Augmentation()), Recipe(), "eager")
     with pytest.raises(MspcapsError, match=r"(label_smoothing is 0\.1|augment\.mixup is 0\.2).* soft targets"):
         make_step(model, loader, Recipe(**recipe), "eager")  # type: ignore[arg-type]
+
+
+def test_a_loss_with_weights_on_the_device_takes_soft_targets() -> None:
+    model, loader, weights = Small(), make_loader(Augmentation(mixup=0.2)), torch.ones(3, device="meta")
+    loader.images = loader.images.to("meta")
+    model.criterion = lambda scores, y: (weights * scores * y).sum()  # type: ignore[method-assign]
+    check_soft_targets(Recipe(label_smoothing=0.1), model, loader)
 
 
 @pytest.mark.parametrize("student", ["logits", "lengths"])

@@ -33,6 +33,7 @@ from mspcaps.data.pictures import (
     Skipped,
     describe_broken,
     describe_skipped,
+    list_broken,
     pictures_below,
     read_header,
     read_picture,
@@ -121,8 +122,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
         """Call `read` with every index and report all broken pictures together."""
         if reasons := [reason for _, reason in self._broken(read, progress)]:  # nobody wants to fix them one by one
-            more = f"; and {len(reasons) - MAX_NAMED} more" if len(reasons) > MAX_NAMED else ""
-            raise MspcapsError("; ".join(reasons[:MAX_NAMED]) + more)
+            raise MspcapsError(list_broken(reasons))
 
     def _broken(self, read: Callable[[int], object], progress: ProgressFn) -> list[tuple[int, str]]:
         """Call `read` with every index, in threads -> the indices of broken pictures, in order, and why."""

@@ -18,7 +18,7 @@ from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
 from mspcaps.training.adversary import RobustLoss
 from mspcaps.training.average import WeightAverage
-from mspcaps.training.device import Engine, working_precision
+from mspcaps.training.device import Engine, in_precision, working_precision
 from mspcaps.training.distributed import World, join_shares
 from mspcaps.training.loader import Loader
 from mspcaps.training.objective import Objective, check_soft_targets, load_teacher
@@ -63,14 +63,11 @@ class Step:
         self.keys = torch.zeros(len(dropouts) + bool(adversary), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
-        self.fused, self.dropout_keys = model, dropout_keys
-        if engine != "eager":
-            self.fused = fuse(model) if fused and self.device.type == "cuda" else model
-            self.dropout_keys = compile_once(dropout_keys)
-            optimizer.update = compile_once(optimizer.update)
-        compiled = compile_once if engine != "eager" else lambda function: function
+        compiled = compiler_of(engine)
+        self.fused = fuse(model) if fused and engine != "eager" and self.device.type == "cuda" else model
+        self.dropout_keys, self.join_shares = compiled(dropout_keys), compiled(join_shares)
+        optimizer.update = compiled(optimizer.update)
         self.loss: Callable[[Model, Loader], Tensor]
-        self.join_shares = compiled(join_shares)
         if adversary:
             key, smoothing = self.keys[-1:], recipe.label_smoothing
             self.loss = RobustLoss(model, adversary, key, self.world.rank, compiled, smoothing)
@@ -86,7 +83,7 @@ class Step:
         """-> loss of this process's share of the batch, flat gradients of the whole batch."""
         if len(self.keys):
             self.keys.copy_(self.dropout_keys(self.loader.epoch_key, self.loader.step_number, len(self.keys)))
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+        with in_precision(self.device, self.autocast):
             loss = self.loss(self.fused, self.loader)
         gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
         return loss, self.world.average(gradients, self.join_shares)
@@ -177,6 +174,11 @@ def recording_stream(device: int) -> torch.cuda.Stream:
     still going, and what that run starts while a graph is recorded would end up in the graph.
     """
     return torch.cuda.Stream(device)
+
+
+def compiler_of(engine: Engine) -> Callable[[Any], Any]:
+    """What makes a function into what the engine calls."""
+    return compile_once if engine != "eager" else lambda function: function
 
 
 _compile_cache: dict[Callable[..., Any], Callable[..., Any]] = {}
