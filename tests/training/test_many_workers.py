@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+from concurrent.futures import Future
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +21,7 @@ from process_makers import environment
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
 from mspcaps.training import Recipe, sweep
+from mspcaps.training.cluster import RayCluster
 from mspcaps.training.job import Job, WorkerLost
 from mspcaps.training.workers import Seat, WorkerProcess, find_seats
 
@@ -205,6 +208,50 @@ def test_progress_that_cannot_be_shown_loses_no_run(
         worker.pipe.recv()
     worker.end.set()
     assert isinstance(future.exception(timeout=5), WorkerLost)
+
+
+class FakeRef:
+    future = staticmethod(Future)  # whose outcome never comes
+
+
+class FakeRay(types.ModuleType):
+    """Ray as far as a cluster calls it."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.calls: list[tuple[str, Any]] = []
+
+    def init(self, **options: Any) -> None:
+        pass
+
+    def nodes(self) -> list[int]:
+        return [0]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, function: object) -> Any:
+        task = types.SimpleNamespace(remote=lambda *args: FakeRef())
+        return types.SimpleNamespace(options=lambda **options: task)
+
+    def cancel(self, ref: Any) -> None:
+        self.calls.append(("cancel", ref))
+
+    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> None:
+        self.calls.append(("wait", *refs))
+        assert num_returns == len(refs) and timeout > 0
+
+    def shutdown(self) -> None:
+        self.calls.append(("shutdown", None))
+
+
+def test_tasks_of_a_sweep_that_fails_save_before_ray_ends(monkeypatch: pytest.MonkeyPatch, tiny_npz: Path) -> None:
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(KeyboardInterrupt), sweep.Running([RayCluster("cpu")]) as running:
+        running.begin(tiny_job(tiny_npz), running.places[0], 1.0)
+        raise KeyboardInterrupt
+    assert [name for name, _ in ray.calls] == ["cancel", "wait", "shutdown"] and ray.calls[0][1] is ray.calls[1][1]
 
 
 def tiny_job(data: Path) -> Job:

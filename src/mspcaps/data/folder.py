@@ -48,7 +48,7 @@ MAX_INFERRED_SIDE = 64  # pixels; the cost of a model grows faster than pixels
 CHUNK = 10_000  # pictures queued at a time; each takes a kilobyte until it is read
 
 
-def check_readable(path: str) -> None:
+def check_picture(path: str) -> None:
     """Refuses a picture that cannot be decoded; what has not changed since is not decoded again."""
     with contextlib.suppress(OSError):  # the reader tells it better
         found = os.stat(path)
@@ -111,7 +111,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     def readable(self, tell: Callable[[str], None] = warn, progress: ProgressFn = no_progress) -> "FolderImages":
         """Without the pictures that cannot be read, which `tell` is told in one sentence. Each is decoded for
         that."""
-        broken = dict(self._broken(lambda index: check_readable(self.paths[index]), progress))
+        broken = dict(self._broken(lambda index: check_picture(self.paths[index]), progress))
         if len(broken) == len(self):
             raise MspcapsError(describe_broken([*broken.values()], len(self)))
         if not broken:

@@ -22,7 +22,7 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress, Task
 from mspcaps.training.device import choose_device
-from mspcaps.training.job import Job, Outcome, WorkerLost, train_job
+from mspcaps.training.job import TIME_TO_SAVE, Job, Outcome, WorkerLost, train_job
 from mspcaps.training.monitor import ShowProgress
 
 
@@ -112,7 +112,7 @@ class WorkerProcess:
     def close(self, at_once: bool) -> None:
         self.stop()
         if self.process is not None:
-            self.process.join(timeout=30.0 if at_once else None)
+            self.process.join(timeout=TIME_TO_SAVE if at_once else None)
             if self.process.is_alive():
                 self.process.kill()
 
