@@ -52,6 +52,14 @@ def fitted(shapes: tuple[np.ndarray, np.ndarray]) -> CapsuleClassifier:
     return CapsuleClassifier(**QUICK).fit(*shapes)
 
 
+def test_a_seed_of_numpy_is_the_same_seed(shapes: tuple[np.ndarray, np.ndarray]) -> None:
+    curves = [
+        CapsuleClassifier(**QUICK | {"epochs": 1}, random_state=seed).fit(*shapes).loss_curve_
+        for seed in (3, np.int64(3), 4)
+    ]
+    assert curves[0] == curves[1] != curves[2]
+
+
 def test_it_learns_and_keeps_the_names(fitted: CapsuleClassifier, shapes: tuple[np.ndarray, np.ndarray]) -> None:
     images, names = shapes
     assert fitted.classes_.tolist() == ["above", "below"] and fitted.score(images, names) == 1.0

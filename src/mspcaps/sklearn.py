@@ -7,6 +7,7 @@ CapsuleClassifier(epochs=10).fit(images, labels).score(more_images, more_labels)
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             images = self._to_images(X)
             batch = fitting_batch(len(images)) if self.batch_size is None else min(self.batch_size, len(images))
             seed = self.random_state
-            if not isinstance(seed, int):
-                seed = int(check_random_state(seed).randint(2**31))
+            seed = int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31))
             given: dict[str, Any] = {
                 "model": self.model, "epochs": self.epochs, "lr": self.lr, "batch_size": batch,
                 "img_size": self.img_size, "init": self.init, "balance": self.balance, "seed": seed,

@@ -1,5 +1,6 @@
 """Two processes compute what one computes."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mspcaps.data import Augmentation
 from mspcaps.models import Model, Task, register_model, registry
 from mspcaps.models.layers import BatchNorm, Dropout
 from mspcaps.training import Recipe, Trainer
-from mspcaps.training.distributed import SyncBatchNorm, World, synchronize_batchnorm
+from mspcaps.training.distributed import SyncBatchNorm, World, group_of_one, synchronize_batchnorm
 
 RECIPE = {"epochs": 2, "batch_size": 32, "lr": 1e-3, "warmup_epochs": 5, "img_size": 16}
 
@@ -126,6 +127,22 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
     last = {name: (tensor, last_two[name]) for name, tensor in last_one.items() if "running" in name}
     assert all(torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in last.values())
     assert any((left - 1).abs().max() > 0.1 for name, (left, _) in last.items() if name.endswith("var"))
+
+
+@pytest.mark.filterwarnings("ignore:.*all_reduce is deprecated:FutureWarning")
+def test_a_cumulative_average_goes_on_where_a_checkpoint_left_it() -> None:
+    """The number of batches is a tensor of the state, and not of the process: neither resuming nor a CUDA graph, which
+    repeats the Python numbers of its recording, begins the average again."""
+    torch.manual_seed(0)
+    theirs = torch.nn.BatchNorm2d(3, momentum=None)
+    for _ in range(3):
+        theirs(torch.randn(4, 3, 2, 2))
+    model = torch.nn.Sequential(copy.deepcopy(theirs))
+    with group_of_one(torch.device("cpu")) as world:
+        synchronize_batchnorm(model, world)
+        for x in torch.randn(2, 4, 3, 2, 2) + 5:
+            model(x), theirs(x)
+    torch.testing.assert_close(model[0].state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*all_reduce is deprecated:FutureWarning")

@@ -6,7 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
+from concurrent.futures import Future
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,10 @@ from process_makers import environment
 
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress
-from mspcaps.training import sweep
-from mspcaps.training.workers import Seat, find_seats
+from mspcaps.training import Recipe, sweep
+from mspcaps.training.cluster import RayCluster
+from mspcaps.training.job import Job, WorkerLost
+from mspcaps.training.workers import Seat, WorkerProcess, find_seats
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'mspcaps[ray]'")
@@ -128,10 +135,127 @@ def test_a_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_seats(gpu, None) == [Seat("cuda", "0"), Seat("cuda", "1"), Seat("cuda", "2")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert find_seats(gpu, None) == [Seat("cuda", "4"), Seat("cuda", "7")] and find_seats(gpu, 1) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,2,-1,5")  # CUDA stops at what is no GPU
+    assert [seat.gpu for seat in find_seats(gpu, None)] == ["4", "7", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert find_seats(cpu, None) == [] and len(find_seats(cpu, 3)) == 3
     for device, count in ((gpu, 3), (cpu, 0)):
         with pytest.raises(MspcapsError, match=str(count)):
             find_seats(device, count)
+
+
+class FakeProcess:
+    """A worker that ends as soon as `end` is set, and whose pipe closes when it says so."""
+
+    def __init__(self, target: object, args: tuple[Connection, Seat]) -> None:
+        self.pipe, self.end, self.exitcode = args[0], threading.Event(), -len(made)
+        made.append(self)
+
+    def start(self) -> None:
+        if isinstance(self.pipe, Connection):
+            self.pipe = Connection(os.dup(self.pipe.fileno()))
+
+    def join(self, timeout: float | None = None) -> None:
+        self.end.wait()
+
+
+made: list[FakeProcess] = []
+
+
+class FakeContext:
+    Pipe, Process = staticmethod(Pipe), FakeProcess
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
+    """Those that are started."""
+    made.clear()
+    monkeypatch.setattr("mspcaps.training.workers.get_context", lambda kind: FakeContext)
+    return made
+
+
+def test_a_job_sent_while_a_worker_is_mourned_changes_nothing(workers: list[FakeProcess], tiny_npz: Path) -> None:
+    """The lost one is waited for, and its status is told, not those of the one that the job has started."""
+    place, job = WorkerProcess(Seat("cpu")), tiny_job(tiny_npz)
+    lost = place.submit(job, 1.0)
+    workers[0].pipe.close()
+    while place.connection is not None:
+        time.sleep(0.01)
+    place.submit(job, 1.0)
+    assert len(workers) == 2
+    workers[0].end.set()
+    with pytest.raises(WorkerLost, match="status 0"):
+        lost.result(timeout=5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
+def test_progress_that_cannot_be_shown_loses_no_run(
+    error: type[Exception], workers: list[FakeProcess], tiny_npz: Path
+) -> None:
+    """Such as on a terminal that is gone: the worker is let go, which saves its checkpoints."""
+
+    class Broken(Progress):
+        def update(self, *content: Any, **more: Any) -> None:
+            raise error
+
+    future = WorkerProcess(Seat("cpu"), Broken()).submit(tiny_job(tiny_npz), 1.0)
+    (worker,) = workers
+    worker.pipe.recv()
+    worker.pipe.send((None, ("run", 1.0, 2.0, "", "")))
+    with pytest.raises(EOFError):
+        assert worker.pipe.poll(5.0), "the worker would wait for ever"
+        worker.pipe.recv()
+    worker.end.set()
+    assert isinstance(future.exception(timeout=5), WorkerLost)
+
+
+class FakeRef:
+    future = staticmethod(Future)  # whose outcome never comes
+
+
+class FakeRay(types.ModuleType):
+    """Ray as far as a cluster calls it."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.calls: list[tuple[str, Any]] = []
+
+    def init(self, **options: Any) -> None:
+        pass
+
+    def nodes(self) -> list[int]:
+        return [0]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, function: object) -> Any:
+        task = types.SimpleNamespace(remote=lambda *args: FakeRef())
+        return types.SimpleNamespace(options=lambda **options: task)
+
+    def cancel(self, ref: Any) -> None:
+        self.calls.append(("cancel", ref))
+
+    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> None:
+        self.calls.append(("wait", *refs))
+        assert num_returns == len(refs) and timeout > 0
+
+    def shutdown(self) -> None:
+        self.calls.append(("shutdown", None))
+
+
+def test_tasks_of_a_sweep_that_fails_save_before_ray_ends(monkeypatch: pytest.MonkeyPatch, tiny_npz: Path) -> None:
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(KeyboardInterrupt), sweep.Running([RayCluster("cpu")]) as running:
+        running.begin(tiny_job(tiny_npz), running.places[0], 1.0)
+        raise KeyboardInterrupt
+    assert [name for name, _ in ray.calls] == ["cancel", "wait", "shutdown"] and ray.calls[0][1] is ray.calls[1][1]
+
+
+def tiny_job(data: Path) -> Job:
+    return Job(Recipe(data=str(data)), Path("out"), Path("results"), deadline=0.0, module="")
 
 
 def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from mspcaps import load_model, load_recipe
 from mspcaps.errors import MspcapsError
+from mspcaps.models.summary import summarize
 from mspcaps.training import memory
 from mspcaps.training.device import free_bytes
 from mspcaps.training.trainer import Trainer
@@ -46,6 +47,25 @@ def test_the_largest_batch_that_fits_is_advised_where_that_is_enough(monkeypatch
     with pytest.raises(MspcapsError, match="smaller model"):
         monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
         memory.check_memory(RECIPE, CPU, 10, 3, (32, 32), 0)
+
+
+def test_each_gpu_of_several_needs_room_for_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's 128 on four GPUs, of which each has room for 40."""
+    gpu, task = torch.device("cuda", 0), {"num_classes": 10, "in_chans": 3, "img_size": 32}
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    need = memory.training_need(RECIPE, gpu, task)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: need.fixed + 40 * need.per_image)
+    memory.check_memory(RECIPE, gpu, 10, 3, (32, 32), 0, processes=4)
+    with pytest.raises(MspcapsError, match=r"batch_size of at most 64$"):
+        memory.check_memory(RECIPE, gpu, 10, 3, (32, 32), 0, processes=2)
+    with pytest.raises(MspcapsError, match=r"batch_size of at most 32$"):
+        memory.check_memory(RECIPE.replace(precision="bf16"), CPU, 10, 3, (32, 32), 0, processes=4)  # of all together
+
+
+def test_an_average_of_the_weights_takes_memory_too() -> None:
+    task = {"num_classes": 10, "in_chans": 3, "img_size": 32}
+    plain, averaged = (memory.training_need(RECIPE.replace(ema=decay), CPU, task).fixed for decay in (0.0, 0.999))
+    assert averaged - plain == 4 * summarize("mspcaps_t").params
 
 
 MEASURE = """

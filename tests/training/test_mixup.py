@@ -6,6 +6,7 @@ import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.data.augment import augment_images
+from mspcaps.errors import MspcapsError
 from mspcaps.training.loader import Loader, take_batch
 
 
@@ -40,6 +41,15 @@ def test_two_processes_mix_the_pairs_of_one() -> None:
     whole, parts = take_batch(make(8, augment)), [take_batch(make(8, augment, rank, 2)) for rank in (0, 1)]
     for one, *both in zip(whole, *parts, strict=True):
         assert torch.equal(one, torch.cat(both))
+
+
+@pytest.mark.parametrize(("batch", "world", "fitting"), [(6, 2, 8), (8, 8, 16), (4, 4, 8)])
+def test_a_share_that_does_not_come_in_pairs_is_refused(batch: int, world: int, fitting: int) -> None:
+    """One process would mix images that two cannot, and of a single image each nothing would be mixed at all."""
+    with pytest.raises(MspcapsError, match=rf" {batch} .* {world} .* {fitting}$"):
+        make(batch, Augmentation(mixup=0.8), 0, world)
+    make(batch, Augmentation(), 0, world)
+    make(fitting, Augmentation(mixup=0.8), 0, world)
 
 
 def test_labels_stay_class_numbers_without_it() -> None:

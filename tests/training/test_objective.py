@@ -19,7 +19,7 @@ from mspcaps.models.model import make_task
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.device import compiler_works
 from mspcaps.training.loader import Loader, take_batch
-from mspcaps.training.objective import batch_loss, load_teacher
+from mspcaps.training.objective import batch_loss, check_soft_targets, load_teacher
 from mspcaps.training.recipe import Adversary
 from mspcaps.training.step import Step, make_step
 
@@ -118,6 +118,13 @@ def test_a_loss_that_takes_class_numbers_only_is_refused(recipe: dict[str, float
         make_step(model, loader, Recipe(**recipe), "eager")  # type: ignore[arg-type]
 
 
+def test_a_loss_with_weights_on_the_device_takes_soft_targets() -> None:
+    model, loader, weights = Small(), make_loader(Augmentation(mixup=0.2)), torch.ones(3, device="meta")
+    loader.images = loader.images.to("meta")
+    model.criterion = lambda scores, y: (weights * scores * y).sum()  # type: ignore[method-assign]
+    check_soft_targets(Recipe(label_smoothing=0.1), model, loader)
+
+
 @pytest.mark.parametrize("student", ["logits", "lengths"])
 @pytest.mark.parametrize("teacher", ["logits", "lengths"])
 def test_a_teacher_adds_the_divergence_from_its_answers(student: str, teacher: str) -> None:
@@ -185,6 +192,13 @@ def test_teachers_of_other_images_or_classes_are_refused(tmp_path: Path) -> None
 def test_bad_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(MspcapsError, match=f"{field} is {value}"):
         Recipe(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["teacher_weight", "temperature"])
+def test_what_only_a_teacher_reads_needs_one(field: str) -> None:
+    with pytest.raises(MspcapsError, match=rf"{field} is 0\.7"):
+        Recipe(**{field: 0.7})  # type: ignore[arg-type]
+    assert getattr(Recipe(**{field: 0.7, "teacher": "mspcaps_l.cifar10"}), field) == 0.7  # type: ignore[arg-type]
 
 
 def everything(data: Path | str, teacher: Path | str, **changes: Any) -> Recipe:

@@ -93,7 +93,7 @@ def test_a_recipe_made_by_hand_is_never_called_like_the_papers() -> None:
         ('schedule = "steps"\nlr_steps = [9, 3]', "lr_steps is \\[9, 3\\], but must be .* between 1 and 299"),
         ('schedule = "steps"\nlr_steps = [300]', "lr_steps is \\[300\\], but must be"),
         ("clip_grad = -1.0", "clip_grad is -1.0"),
-        ("momentum = 1.5", "momentum is 1.5, but must be at most 1"),
+        ("momentum = 1.5", "momentum is 1.5, but must be .* 1"),
         ("[augment]\ncropp = 4", "has no 'cropp': did you mean 'crop'"),
     ],
 )
@@ -195,9 +195,9 @@ def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"img_size": 0}, "img_size is 0, but must lie between 1 and 2048"),
-        ({"img_size": 100_000_000}, "img_size is 100000000, but must lie between 1 and 2048"),
-        ({"seed": 2**63}, "must be less than 2\\^63"),
+        ({"img_size": 0}, "img_size is 0, .* 1 and 2048"),
+        ({"img_size": 100_000_000}, "img_size is 100000000, .* 1 and 2048"),
+        ({"seed": 2**63}, "9223372036854775808, .* 2\\^63"),
         *(
             ({"name": f"my{mark}run"}, "run' is not a valid folder name on every system: leave out")
             for mark in '/\\:*?"<>|\0'

@@ -161,5 +161,8 @@ def test_checkpoints_are_written_as_often_as_asked(
     monkeypatch.setattr(module, "save_checkpoint", lambda path, tensors, progress: written.append(progress))
     recipe = quick(tiny_npz, epochs=2, batch_size=16)
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path, save_every=20.0, listener=listener).run()
+    for odd in (float("nan"), -1.0):  # never, or at every step, and nobody would say so
+        with pytest.raises(MspcapsError, match=f"save_every is {odd}"):
+            Trainer(recipe, CPU, out=tmp_path, results=tmp_path, save_every=odd)
     found = [(progress["epoch"], progress["step"], progress["seconds"]) for progress in written]
     assert found == [(0, 2, 20), (0, 4, 40), (1, 0, 60), (1, 2, 80), (1, 4, 100), (2, 0, 120)]

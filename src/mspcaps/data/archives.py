@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -36,23 +37,17 @@ def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything that is not safe is refused."""
     try:
         with tarfile.open(path) as archive:
-            _unpack(archive, path, folder, limit)
+            _unpack(_tar_files(archive, path), path, folder, limit)
     except _BROKEN as error:
         raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
 def unpack_zip(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     """Unpack the plain files of a zip archive, such as a wheel, by the same rules."""
-    total = 0
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if member.is_dir():
-                    continue
-                target = _target(member.filename, path, folder)
-                total = _add_up(total, member.file_size, path, limit)
-                with archive.open(member) as source:
-                    _write(source, target, member.file_size)
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            _unpack(((one.filename, one.file_size, archive.open(one)) for one in members), path, folder, limit)
     except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it asks for a password
         raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
@@ -66,44 +61,35 @@ def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
-                _unpack(archive, path, folder, limit)
+                _unpack(_tar_files(archive, path), path, folder, limit)
         except _BROKEN as error:
             raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
         finally:
             process.kill()
 
 
-def _unpack(archive: tarfile.TarFile, path: Path, folder: Path, limit: int) -> None:
-    total = 0
+def _tar_files(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
     for member in archive:
-        target = _target(member.name, path, folder)
         if member.isdir():
             continue
-        if not member.isreg():
+        source = archive.extractfile(member) if member.isreg() else None
+        if source is None:
             raise MspcapsError(f"cannot unpack {path}: {member.name!r} is not a plain file")
-        total = _add_up(total, member.size, path, limit)
-        source = archive.extractfile(member)
-        assert source is not None  # a plain file always has content
-        _write(source, target, member.size)
+        yield member.name, member.size, source
 
 
-def _target(name: str, path: Path, folder: Path) -> Path:
-    """Where a member of an archive goes: below the folder, or it is refused."""
-    parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
-        raise MspcapsError(f"cannot unpack {path}: it holds the unsafe path {name!r}")
-    return folder.joinpath(*parts.parts)
-
-
-def _add_up(total: int, size: int, path: Path, limit: int) -> int:
-    if total + size > limit:
-        raise MspcapsError(f"cannot unpack {path}: it holds more than {limit} bytes")
-    return total + size
-
-
-def _write(source: IO[bytes], target: Path, size: int) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        shutil.copyfileobj(source, file)
-        if file.tell() != size:
-            raise EOFError("it ends in the middle of a file")
+def _unpack(files: Iterable[tuple[str, int, IO[bytes]]], path: Path, folder: Path, limit: int) -> None:
+    """Write files of (name, size, content) below the folder, or refuse them."""
+    total = 0
+    for name, size, source in files:
+        parts, total = PurePosixPath(name), total + size
+        if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
+            raise MspcapsError(f"cannot unpack {path}: it holds the unsafe path {name!r}")
+        if total > limit:
+            raise MspcapsError(f"cannot unpack {path}: it holds more than {limit} bytes")
+        target = folder.joinpath(*parts.parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+            if file.tell() != size:
+                raise EOFError("it ends in the middle of a file")

@@ -33,6 +33,7 @@ from mspcaps.data.pictures import (
     Skipped,
     describe_broken,
     describe_skipped,
+    list_broken,
     pictures_below,
     read_header,
     read_picture,
@@ -47,7 +48,7 @@ MAX_INFERRED_SIDE = 64  # pixels; the cost of a model grows faster than pixels
 CHUNK = 10_000  # pictures queued at a time; each takes a kilobyte until it is read
 
 
-def check_readable(path: str) -> None:
+def check_picture(path: str) -> None:
     """Refuses a picture that cannot be decoded; what has not changed since is not decoded again."""
     with contextlib.suppress(OSError):  # the reader tells it better
         found = os.stat(path)
@@ -110,20 +111,18 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     def readable(self, tell: Callable[[str], None] = warn, progress: ProgressFn = no_progress) -> "FolderImages":
         """Without the pictures that cannot be read, which `tell` is told in one sentence. Each is decoded for
         that."""
-        broken = dict(self._broken(lambda index: check_readable(self.paths[index]), progress))
+        broken = dict(self._broken(lambda index: check_picture(self.paths[index]), progress))
         if len(broken) == len(self):
             raise MspcapsError(describe_broken([*broken.values()], len(self)))
         if not broken:
             return self
         tell(describe_broken([*broken.values()], len(self)))
-        kept = [index for index in range(len(self)) if index not in broken]
-        return replace(self, paths=tuple(self.paths[i] for i in kept), labels=tuple(self.labels[i] for i in kept))
+        return self.subset(torch.tensor([index for index in range(len(self)) if index not in broken]))
 
     def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
         """Call `read` with every index and report all broken pictures together."""
         if reasons := [reason for _, reason in self._broken(read, progress)]:  # nobody wants to fix them one by one
-            more = f"; and {len(reasons) - MAX_NAMED} more" if len(reasons) > MAX_NAMED else ""
-            raise MspcapsError("; ".join(reasons[:MAX_NAMED]) + more)
+            raise MspcapsError(list_broken(reasons))
 
     def _broken(self, read: Callable[[int], object], progress: ProgressFn) -> list[tuple[int, str]]:
         """Call `read` with every index, in threads -> the indices of broken pictures, in order, and why."""

@@ -50,9 +50,7 @@ def load_dataset(
         if isinstance(name_or_path, str) and not path.suffix and os.sep not in name_or_path:
             facts(name_or_path)  # raises with the nearest name
         raise MspcapsError(f"{path} does not exist")
-    if path.is_file():
-        if path.suffix.lower() != ".npz":
-            raise MspcapsError(f"{path} is neither a folder nor an .npz file")
+    if path.is_file() and path.suffix.lower() == ".npz":
         data = _from_npz(path, split)
     elif not path.is_dir():
         raise MspcapsError(f"{path} is neither a folder nor an .npz file")

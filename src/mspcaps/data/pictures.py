@@ -71,10 +71,15 @@ def describe_skipped(skipped: Skipped) -> str:
     )
 
 
-def describe_broken(errors: Sequence[str], total: int) -> str:
-    """Which of so many pictures are left out, and why: the first ones by name, the rest by number."""
+def list_broken(errors: Sequence[str]) -> str:
+    """The first ones by name, the rest by number."""
     more = f"; and {len(errors) - MAX_NAMED:,} more" if len(errors) > MAX_NAMED else ""
-    return f"{len(errors):,} of {total:,} pictures are left out: {'; '.join(errors[:MAX_NAMED])}{more}"
+    return "; ".join(errors[:MAX_NAMED]) + more
+
+
+def describe_broken(errors: Sequence[str], total: int) -> str:
+    """Which of so many pictures are left out, and why."""
+    return f"{len(errors):,} of {total:,} pictures are left out: {list_broken(errors)}"
 
 
 def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | None]]:

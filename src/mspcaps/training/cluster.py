@@ -16,7 +16,7 @@ import torch
 
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.training.device import choose_device
-from mspcaps.training.job import Job, Outcome, WorkerLost, train_job
+from mspcaps.training.job import TIME_TO_SAVE, Job, Outcome, WorkerLost, train_job
 from mspcaps.training.ledger import find_run
 
 
@@ -89,6 +89,8 @@ class RayCluster:
             self.ray.cancel(ref)
 
     def close(self, at_once: bool) -> None:
+        if tasks := list(self.tasks):
+            self.ray.wait(tasks, num_returns=len(tasks), timeout=TIME_TO_SAVE)
         self.ray.shutdown()
 
 

@@ -88,6 +88,11 @@ def working_precision(device: torch.device, precision: str | None = None) -> tor
     return torch.bfloat16
 
 
+def in_precision(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """Meanwhile the device computes in it; None: in fp32. No casts are kept: a CUDA graph makes them anew."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that is free on the device; on a CPU within the limits of its container."""
     if device.type == "cuda":

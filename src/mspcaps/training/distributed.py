@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional as F
+
+from mspcaps.capsules.squash import at_least_fp32
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
@@ -69,11 +72,7 @@ class World:
 
     def all_equal(self, *numbers: int) -> bool:
         """Whether all processes have the same numbers."""
-        if not self.grouped:
-            return True
-        found = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64)
-        dist.all_reduce(found, dist.ReduceOp.MAX)  # of all, and of all negated: the largest and the smallest
-        return bool((found[: len(numbers)] == -found[len(numbers) :]).all())
+        return self.any([self.agree(*numbers) != [*numbers]]) == [False]
 
     def agree(self, *numbers: float) -> list[float]:
         """The main process's numbers, for all: what differs in rounding must not be decided on differently."""
@@ -174,17 +173,15 @@ class SyncBatchNorm(nn.Module):
             self.register_parameter(name, getattr(norm, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
-        self.batches = 0  # for a cumulative average, which momentum None asks for
+        if self.momentum is None and self.num_batches_tracked is None and self.running_mean is not None:
+            counter = self.running_mean.new_zeros((), dtype=torch.int64)
+            self.register_buffer("num_batches_tracked", counter, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
             statistics = self.running_mean, self.running_var
             return F.batch_norm(x, *statistics, self.weight, self.bias, False, 0.0, self.eps)
-        x32, dims, shape = (
-            x.to(torch.promote_types(x.dtype, torch.float32)),
-            [0, *range(2, x.ndim)],
-            (1, -1, *[1] * (x.ndim - 2)),
-        )
+        x32, dims, shape = at_least_fp32(x), [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
         own = torch.stack(torch.var_mean(x32, dims, correction=0))  # [2, c]
         before, after = self.rank, self.processes - 1 - self.rank
         rows = all_reduce_sum(F.pad(own[None], (0, 0, 0, 0, before, after)))  # [processes, 2, c], of all in one message
@@ -200,10 +197,11 @@ class SyncBatchNorm(nn.Module):
     def track(self, mean: Tensor, var: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or not self.training:
             return
-        self.batches += 1
+        momentum: Any = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-        momentum = 1 / self.batches if self.momentum is None else self.momentum
+            if momentum is None:  # cumulative average; not a Python number, which a CUDA graph would freeze
+                momentum = 1 / self.num_batches_tracked
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(var, momentum)
 

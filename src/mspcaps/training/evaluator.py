@@ -17,10 +17,10 @@ from mspcaps.models import Model
 from mspcaps.models.layers import dropout_keys
 from mspcaps.training.adversary import Attack, lead
 from mspcaps.training.average import frozen_twin
-from mspcaps.training.device import Engine
+from mspcaps.training.device import Engine, in_precision
 from mspcaps.training.loader import WORKERS
 from mspcaps.training.recipe import Adversary, Recipe
-from mspcaps.training.step import Step, capture_graph, compile_once
+from mspcaps.training.step import Step, capture_graph, compiler_of
 
 BATCH = 1000
 
@@ -39,7 +39,7 @@ class Evaluator:
         autocast: torch.dtype | None, most: int = BATCH,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
-        self.count = compile_once(count_correct) if engine != "eager" else count_correct
+        self.count = compiler_of(engine)(count_correct)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.meter = HealthMeter(model)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -75,7 +75,7 @@ class Evaluator:
         batches: Any = self.batches
         if isinstance(self.data, FolderImages):
             batches = iterate_batches(DataLoader(self.data, BATCH, num_workers=WORKERS))
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+        with in_precision(self.device, self.autocast):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
@@ -124,15 +124,14 @@ class RobustEvaluator(Evaluator):
     ) -> None:  # fmt: skip
         super().__init__(model, data, device, engine, autocast, batch)
         ten_steps = replace(adversary, step_size=adversary.eps / 4, steps=10)
-        compiled = compile_once if engine != "eager" else lambda function: function
-        self.attack = Attack(model, ten_steps, compiled, lead)
+        self.attack = Attack(model, ten_steps, compiler_of(engine), lead)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # of the starts, one per batch
 
     @torch.no_grad()
     def count_all(self) -> None:
         self.correct.zero_()
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+        with in_precision(self.device, self.autocast):
             for (images, labels), key in zip(self.batches, self.keys, strict=True):
                 attacked = self.attack(images.float() / 255, labels.clamp(min=0), key)
                 self.correct += self.count(self.model, attacked, labels)

@@ -24,11 +24,11 @@ MAX_MEASURED = 2000  # own images that mean and deviation are taken from
 
 
 def load_images(
-    recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None
+    recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None, processes: int = 1
 ) -> tuple[Images, Images | None, Images]:
     """Images to train on, to choose the epoch on if there are any, and to measure on: those of the test set, or
     held-out ones of the training set."""
-    train, validation, test = load_splits(recipe, device, log)
+    train, validation, test = load_splits(recipe, device, log, processes)
     if recipe.held_out:
         train, test = hold_out(recipe, train, "held_out")
     if recipe.folds:
@@ -64,7 +64,7 @@ def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
 
 
 def load_splits(
-    recipe: Recipe, device: torch.device, log: Callable[[str], None]
+    recipe: Recipe, device: torch.device, log: Callable[[str], None], processes: int
 ) -> tuple[Images, Images | None, Images]:
     """Training, validation and test images: on the device if they fit into half of its memory, else read as they are
     needed."""
@@ -87,7 +87,7 @@ def load_splits(
         log(f"note: {note}")
     size = training_size(recipe, train)
     resident = 0 if isinstance(train, FolderImages) else len(train)  # those of folders are read only if they fit
-    check_memory(recipe, device, len(train.classes), train.channels, size, resident)
+    check_memory(recipe, device, len(train.classes), train.channels, size, resident, processes)
     train, test, *validation = read_if_they_fit([resized(part, size) for part in found], device, log)
     if isinstance(train, ImageSet):
         train = train.to(device)

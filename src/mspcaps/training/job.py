@@ -24,6 +24,7 @@ from mspcaps.training.ledger import Run, device_name, entry_path, find_run, read
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.trainer import SAVE_EVERY, Listener, Trainer
 
+TIME_TO_SAVE = 30.0  # seconds that runs have for their checkpoints once the sweep itself has failed
 FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
 
 
@@ -74,7 +75,7 @@ class Place(Protocol):
         """Runs save their checkpoints and end."""
 
     def close(self, at_once: bool) -> None:
-        """No more jobs will come; `at_once`: those that go on are not waited for."""
+        """No more jobs will come; `at_once`: those that go on have TIME_TO_SAVE."""
 
 
 class Here:

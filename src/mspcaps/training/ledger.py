@@ -23,17 +23,14 @@ from mspcaps.training.images import count_custom_images
 from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
-_REQUIRED = {  # of an entry, and of the tables inside it
-    "": ("model", "params", "dataset", "recipe", "seed", "accuracy", "curve", "seconds", "device"),
-    "recipe": ("name", "epochs"),
-    "accuracy": ("last", "best", "best_epoch"),
-    "curve": ("loss", "accuracy"),
-    "seconds": ("train",),
+_REAL = int | float
+_REQUIRED: dict[str, dict[str, Any]] = {  # of an entry, and of the tables inside it: keys, and which are what numbers
+    "": dict.fromkeys(("model", "params", "dataset", "recipe", "seed", "accuracy", "curve", "seconds", "device")),
+    "recipe": {"name": None, "epochs": int},
+    "accuracy": {"last": _REAL, "best": _REAL, "best_epoch": int},
+    "curve": {"loss": None, "accuracy": None},
+    "seconds": {"train": _REAL},
 }
-_NUMBERS = (
-    ("recipe", "epochs", int), ("accuracy", "last", int | float), ("accuracy", "best", int | float),
-    ("accuracy", "best_epoch", int), ("seconds", "train", int | float),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,20 +180,16 @@ def _read_entry(path: Path) -> dict[str, Any]:
     if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
         raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
     for part, keys in _REQUIRED.items():
-        table = entry.get(part) if part else entry
-        for key in keys:
+        table = entry[part] if part else entry
+        for key, kind in keys.items():
+            name = f"{part}.{key}" if part else key
             if not isinstance(table, dict) or key not in table:
-                missing = f"{part}.{key}" if part else key
-                raise MspcapsError(f"{path} is not a complete ledger entry: {missing} is missing")
-    for part, key, kind in _NUMBERS:
-        if not isinstance(entry[part][key], kind) or isinstance(entry[part][key], bool):
-            raise MspcapsError(f"{path} was changed: {part}.{key} is {entry[part][key]!r:.40}, which is no number")
+                raise MspcapsError(f"{path} is not a complete ledger entry: {name} is missing")
+            if kind and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
+                raise MspcapsError(f"{path} was changed: {name} is {table[key]!r:.40}, which is no number")
     for key in ("loss", "accuracy", "validation"):
         values = entry["curve"].get(key, [])
-        odd = (
-            [value for value in values if not isinstance(value, int | float)] if isinstance(values, list) else [values]
-        )
-        if odd:
+        if odd := [x for x in values if not isinstance(x, _REAL)] if isinstance(values, list) else [values]:
             raise MspcapsError(f"{path} was changed: curve.{key} has {odd[0]!r:.40}, which is no number")
     return entry
 

@@ -1,7 +1,8 @@
 """What no run can have: numbers of a recipe out of range, or fields that contradict each other."""
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
@@ -13,21 +14,35 @@ if TYPE_CHECKING:
 MAX_IMG_SIZE = 2048  # pixels a side; more than that is a typing error
 
 
+# Fields, what their values must be, and the same in words.
+RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("warmup_epochs", "validation", "patience", "held_out", "folds", "fold"), lambda n: n >= 0, "at least 0"),
+    (("epochs",), lambda n: n >= 1, "at least 1"),
+    (("batch_size",), lambda n: n >= 2, "at least 2"),
+    (("seed",), lambda n: 0 <= n < 2**63, "at least 0 and below 2^63"),
+    (("img_size",), lambda n: 1 <= n <= MAX_IMG_SIZE, f"between 1 and {MAX_IMG_SIZE}"),
+    (("weight_decay", "min_lr", "clip_grad", "muon_lr"), lambda x: 0 <= x < math.inf, "a non-negative number"),
+    (("lr", "temperature"), lambda x: 0 < x < math.inf, "a positive number"),
+    (("warmup_start", "lr_gamma", "momentum"), lambda x: 0 <= x <= 1, "at least 0 and at most 1"),
+    (("teacher_weight",), lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    (("ema",), lambda x: 0 <= x < 1, "at least 0 and below 1: 0.999 is usual"),
+    (("label_smoothing",), lambda x: 0 <= x < 1, "at least 0 and below 1: 0.1 is usual"),
+)
+
+
 def check_numbers(recipe: "Recipe") -> None:
     """Refuse them with the value and the reason."""
-    least_values = {"epochs": 1, "batch_size": 2}
-    least_values |= dict.fromkeys(("warmup_epochs", "validation", "patience", "held_out", "folds", "fold", "seed"), 0)
-    for name, least in least_values.items():
-        if (value := getattr(recipe, name)) is not None and value < least:
-            raise MspcapsError(f"{name} is {value}, but must be at least {least}")
-    for name in ("lr", "weight_decay", "min_lr", "warmup_start", "clip_grad", "lr_gamma", "momentum", "muon_lr"):
-        if not 0 <= getattr(recipe, name) < math.inf:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be a non-negative number")
-    for name in ("warmup_start", "lr_gamma", "momentum"):
-        if getattr(recipe, name) > 1:
-            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but must be at most 1")
-    if recipe.lr == 0 or recipe.min_lr > recipe.lr:
-        raise MspcapsError(f"lr is {recipe.lr}, but must be above 0 and not below min_lr, which is {recipe.min_lr}")
+    for names, fits, words in RANGES:
+        for name in names:
+            if (value := getattr(recipe, name)) is not None and not fits(value):
+                raise MspcapsError(f"{name} is {value}, but must be {words}")
+    check_fields_together(recipe)
+
+
+def check_fields_together(recipe: "Recipe") -> None:
+    """Refuse what each field may be, but not beside the others."""
+    if recipe.min_lr > recipe.lr:
+        raise MspcapsError(f"lr is {recipe.lr}, but must not be below min_lr, which is {recipe.min_lr}")
     if taken := sorted(recipe.options.keys() & {*TASK, "pretrained"}):
         raise MspcapsError(
             f"options has {taken[0]}, which is no option of the model's family: "
@@ -44,25 +59,14 @@ def check_numbers(recipe: "Recipe") -> None:
             f"held_out is {recipe.held_out} and folds is {recipe.folds}: a run is measured on one or the other, so "
             "leave one at 0"
         )
-    if not 0 <= recipe.ema < 1:
-        raise MspcapsError(f"ema is {recipe.ema}, but must be at least 0 and below 1: 0.999 is usual")
-    if not 0 <= recipe.label_smoothing < 1:
-        raise MspcapsError(
-            f"label_smoothing is {recipe.label_smoothing}, but must be at least 0 and below 1: 0.1 is usual"
-        )
-    if not 0 < recipe.teacher_weight <= 1:
-        raise MspcapsError(f"teacher_weight is {recipe.teacher_weight}, but must be above 0 and at most 1")
-    if not 0 < recipe.temperature < math.inf:
-        raise MspcapsError(f"temperature is {recipe.temperature}, but must be a positive number")
+    for name in ("teacher_weight", "temperature"):
+        if not recipe.teacher and getattr(recipe, name) != getattr(type(recipe), name):
+            raise MspcapsError(f"{name} is {getattr(recipe, name)}, but there is no teacher: name one, or leave it out")
     if recipe.teacher and recipe.adversary:
         raise MspcapsError(
             f"teacher is {recipe.teacher}, but the recipe has an adversary: a run learns from one or against the "
             "other, so leave one out"
         )
-    if recipe.img_size is not None and not 1 <= recipe.img_size <= MAX_IMG_SIZE:
-        raise MspcapsError(f"img_size is {recipe.img_size}, but must lie between 1 and {MAX_IMG_SIZE}")
-    if recipe.seed >= 2**63:
-        raise MspcapsError(f"seed is {recipe.seed}, but must be less than 2^63")
     if recipe.nesterov and (recipe.optimizer != "sgd" or not recipe.momentum):
         raise MspcapsError("nesterov is for SGD with momentum: set optimizer to sgd and momentum above 0")
     if (recipe.schedule == "steps") != bool(recipe.lr_steps):

@@ -6,8 +6,8 @@ class equally often; it is another order and nothing else, so every engine takes
 """
 
 import hashlib
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,32 +28,39 @@ class Loader:
     """The images on the device and, for the current epoch, which ones in what order with which draws."""
 
     def __init__(
-        self, data: ImageSet, batch_size: int, augment: Augmentation, seed: int, rank: int = 0, world: int = 1,
-        balance: bool = False,
+        self, data: ImageSet | FolderImages, batch_size: int, augment: Augmentation, seed: int, rank: int = 0,
+        world: int = 1, balance: bool = False, device: torch.device | None = None,
     ) -> None:  # fmt: skip
-        self.images, self.labels, self.classes, self.augment = data.images, data.labels, data.classes, augment
-        self._lay_out(len(data), batch_size, seed, rank, world)
-        self.balanced = data.labels.cpu() if balance else None
-        self._place(self.steps, data.images.device)
+        self.n, self.seed, self.rank, self.world = len(data), seed, rank, world
+        self.batch_size, self.augment, self.classes = batch_size, augment, data.classes
+        self.check_batch()
+        self.steps = self.n // batch_size  # per epoch
+        self.balanced = torch.as_tensor(data.labels).cpu() if balance else None
+        self.place(data, device)
+
+    def check_batch(self) -> None:
+        if self.n < self.batch_size:
+            raise MspcapsError(
+                f"a batch of {self.batch_size} is larger than the training set of {self.n} images: choose a batch_size "
+                f"up to {self.n}"
+            )
+        pairs = self.world > 1 and self.augment.mixup > 0  # none is mixed across processes
+        if self.batch_size % (unit := 2 * self.world if pairs else self.world):
+            raise MspcapsError(
+                f"a batch of {self.batch_size} cannot be split among {self.world} processes"
+                f"{' in pairs for mixup' * pairs}: choose a batch_size of "
+                f"{max(1, round(self.batch_size / unit)) * unit}"
+            )
+
+    def place(self, data: Any, device: torch.device | None) -> None:
+        """The images are where they are to stay."""
+        self.images, self.labels = data.images, data.labels
+        self.make_rows(self.steps, data.images.device)
         self.step_number = self.position
         self.ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="epochs")
         self.drawn: dict[int, Future[tuple[Tensor, Tensor]]] = {}  # the epoch that is drawn ahead
 
-    def _lay_out(self, n: int, batch_size: int, seed: int, rank: int, world: int) -> None:
-        if n < batch_size:
-            raise MspcapsError(
-                f"a batch of {batch_size} is larger than the training set of {n} images: choose a batch_size up to {n}"
-            )
-        if batch_size % world:
-            fitting = max(1, round(batch_size / world)) * world
-            raise MspcapsError(
-                f"a batch of {batch_size} cannot be split among {world} processes: choose a batch_size of {fitting}"
-            )
-        self.n, self.seed, self.rank, self.world = n, seed, rank, world
-        self.steps = n // batch_size  # per epoch
-        self.batch_size = batch_size
-
-    def _place(self, rows: int, device: torch.device) -> None:
+    def make_rows(self, rows: int, device: torch.device | None) -> None:
         """What a step reads: a row of order and draws, and numbers that dropout masks are made of."""
         share = self.batch_size // self.world
         self.order = torch.zeros(rows, share, dtype=torch.int64, device=device)
@@ -102,22 +109,15 @@ class StreamingLoader(Loader):
 
     steps_per_replay = 1
 
-    def __init__(
-        self, data: FolderImages, batch_size: int, augment: Augmentation, seed: int, device: torch.device,
-        rank: int = 0, world: int = 1, balance: bool = False,
-    ) -> None:  # fmt: skip
-        self.data, self.classes, self.augment = data, data.classes, augment
-        self._lay_out(len(data), batch_size, seed, rank, world)
-        self.balanced = torch.tensor(data.labels) if balance else None
-        self._place(1, device)
-        share = batch_size // world
+    def place(self, data: Any, device: torch.device | None) -> None:
+        """Room for one batch."""
+        self.data = data
+        self.make_rows(1, device)
+        share = self.order.shape[1]
         self.images = torch.zeros(share, data.channels, *data.size, dtype=torch.uint8, device=device)
         self.labels = torch.zeros(share, dtype=torch.int64, device=device)
         self.order.copy_(torch.arange(share))
         self.step_number = torch.zeros_like(self.position)
-        self.batches: Iterator[tuple[Tensor, Tensor]] = iter(())
-        self.all_draws = self.draws
-        self.step = 0
 
     def begin(self, epoch: int, step: int = 0) -> None:
         order = self.epoch_order(epoch)
@@ -140,10 +140,8 @@ class StreamingLoader(Loader):
 def make_loader(recipe: Recipe, train: ImageSet | FolderImages, device: torch.device, world: World) -> Loader:
     """Of a resolved recipe."""
     assert recipe.augment is not None
-    task = (recipe.batch_size, recipe.augment, recipe.seed)
-    if isinstance(train, ImageSet):
-        return Loader(train, *task, world.rank, world.size, balance=recipe.balance)
-    return StreamingLoader(train, *task, device, world.rank, world.size, balance=recipe.balance)
+    kind, share = Loader if isinstance(train, ImageSet) else StreamingLoader, (world.rank, world.size)
+    return kind(train, recipe.batch_size, recipe.augment, recipe.seed, *share, recipe.balance, device)
 
 
 def take_batch(loader: Loader) -> tuple[Tensor, Tensor]:
@@ -158,8 +156,7 @@ def mix(x: Tensor, y: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tens
     """Images [b, c, h, w], labels [b] and the share [b] that each keeps of itself -> images and labels [b, K], mixed.
 
     The first and the second image mix with each other, the third and the fourth, and so on: the batch is in random
-    order, and several processes that have an even number each mix the same pairs as one. The last of an odd number
-    stays as it is.
+    order, and several processes mix the same pairs as one. The last of an odd number stays as it is.
     """
     partner = (torch.arange(len(x), device=x.device) ^ 1).clamp(max=len(x) - 1)
     targets = torch.zeros(len(x), classes, device=x.device).scatter(1, y[:, None], 1.0)

@@ -30,33 +30,38 @@ def training_need(recipe: Recipe, device: torch.device, task: dict[str, Any]) ->
     """Of the model, its gradients, the optimizer and the activations. `task` has num_classes, in_chans and img_size."""
     twin = build_on_meta(recipe.model, **task, **recipe.options)
     params = sum(p.numel() for p in twin.parameters())
-    copies = 3 + len(RULES[recipe.optimizer][1])  # weights, gradients as they come and flat, what the optimizer keeps
+    # weights, gradients as they come and flat, what the optimizer keeps, the average of the weights
+    copies = 3 + len(RULES[recipe.optimizer][1]) + (recipe.ema > 0)
     half = working_precision(device, recipe.precision) is not None
     return Need(fixed=4 * copies * params, per_image=WORKSPACE * memory_per_image(twin) // (2 if half else 1))
 
 
 def check_memory(
-    recipe: Recipe, device: torch.device, num_classes: int, in_chans: int, size: tuple[int, int], images: int
-) -> None:
-    """Refuses what cannot fit, with the largest batch or image size that does; `images` are kept on the device."""
+    recipe: Recipe, device: torch.device, num_classes: int, in_chans: int, size: tuple[int, int], images: int,
+    processes: int = 1,
+) -> None:  # fmt: skip
+    """Refuses what cannot fit, with the largest batch or image size that does; `images` are kept on the device. Of
+    several `processes` on GPUs each has a share of the batch and a memory of its own."""
     free, task = free_bytes(device), {"num_classes": num_classes, "in_chans": in_chans}
+    shares = processes if device.type == "cuda" else 1
 
     def total(side: int | tuple[int, int]) -> tuple[Need, int]:
         need = training_need(recipe, device, task | {"img_size": side})
         height, width = (side, side) if isinstance(side, int) else side
         fixed = need.fixed + images * in_chans * height * width
-        return replace(need, fixed=fixed), fixed + recipe.batch_size * need.per_image
+        return replace(need, fixed=fixed), fixed + recipe.batch_size // shares * need.per_image
 
     need, bytes_ = total(size)
     if bytes_ <= free:
         return
     what = (
         f"training {recipe.model} on images of {size[0]}x{size[1]} pixels in batches of {recipe.batch_size} takes "
-        f"about {format_bytes(bytes_)}, but {format_bytes(free)} are free on the {device.type}"
+        f"about {format_bytes(bytes_)}{f' on each of {shares} GPUs' if shares > 1 else ''}, but {format_bytes(free)} "
+        f"are free on the {device.type}"
     )
     fitting = (free - need.fixed) // max(1, need.per_image)
     if fitting >= MIN_BATCH:
-        raise MspcapsError(f"{what}: choose a batch_size of at most {1 << (fitting.bit_length() - 1)}")
+        raise MspcapsError(f"{what}: choose a batch_size of at most {shares << (fitting.bit_length() - 1)}")
     # Sides that are multiples of STEP; need grows with the side.
     steps = bisect(range(1, (min(size) - 1) // STEP + 1), free, key=lambda step: total(STEP * step)[1])
     raise MspcapsError(f"{what}: choose " + (f"an img_size of at most {STEP * steps}" if steps else "a smaller model"))

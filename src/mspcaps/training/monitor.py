@@ -70,10 +70,11 @@ class EachEpoch:
             self.function(row)
 
 
-class TensorBoard:
+class TensorBoard(EachEpoch):
     """Writes loss, learning rate and accuracy after every epoch, in a folder per run."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(self.write)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -81,19 +82,16 @@ class TensorBoard:
         check_writable(folder)  # before the run begins
         self.make, self.folder = SummaryWriter, folder
         self.writer: Any = None
-        self.written = 0
 
     def __call__(self, trainer: "Trainer") -> None:
-        if not trainer.world.is_main:
-            return
-        if self.writer is None:
+        if trainer.world.is_main and self.writer is None:
             self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
-            self.written = len(trainer.history)  # by the sittings before this one
-        for row in trainer.history[self.written :]:
-            for name in ("loss", "lr", "accuracy", "validation"):
-                if (value := getattr(row, name)) is not None:
-                    self.writer.add_scalar(name, value, row.epoch)
-            self.written += 1
+        super().__call__(trainer)
+
+    def write(self, row: Epoch) -> None:
+        for name in ("loss", "lr", "accuracy", "validation"):
+            if (value := getattr(row, name)) is not None:
+                self.writer.add_scalar(name, value, row.epoch)
 
     def close(self) -> None:
         if self.writer is not None:

@@ -73,17 +73,14 @@ def muon_direction(flat: Tensor, shapes: tuple[Shape, ...], dtype: torch.dtype) 
     return torch.cat(directions)
 
 
-def muon_update(
-    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, weight_decay: float, momentum: float,
-    shapes: tuple[Shape, ...],
+def muon(
+    p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, momentum: float,
+    nesterov: bool, shapes: tuple[Shape, ...], dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """One step in place on flat vectors, with Nesterov momentum and decoupled decay; `work` receives the weights in
-    working precision, which is also what the products are computed in."""
+    """One step in place on flat vectors, always with Nesterov momentum, and with decoupled decay; products are computed
+    in the working precision."""
     (velocity,) = state
-    g = g.float()
     velocity.mul_(momentum).add_(g)
-    direction = muon_direction(g.add(velocity, alpha=momentum), shapes, work.dtype)
+    direction = muon_direction(g.add(velocity, alpha=momentum), shapes, dtype)
     p.mul_(1 - lr * weight_decay)
     p.sub_(lr * direction)
-    if work is not p:
-        work.copy_(p)

@@ -56,7 +56,7 @@ class Objective:
 def check_soft_targets(recipe: Recipe, model: Model, loader: Loader) -> None:
     """Refuses smoothed and mixed labels if the model's loss, which may be somebody's own, takes class numbers only."""
     fields = {"label_smoothing": recipe.label_smoothing, "augment.mixup": loader.augment.mixup}
-    scores = torch.full((2, len(loader.classes)), 0.5)
+    scores = torch.full((2, len(loader.classes)), 0.5, device=loader.images.device)  # a loss may have weights there
     for field, value in fields.items():
         try:
             if value:

@@ -7,29 +7,32 @@ computes in lower precision its parameters of two or more dimensions are copies 
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model
-from mspcaps.training.muon import Shape, muon_shapes, muon_update
+from mspcaps.training.muon import Shape, muon, muon_shapes
 from mspcaps.training.recipe import Recipe
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # PyTorch's defaults
+Rule: TypeAlias = Callable[..., None]
 
 
 class FlatGroup:
-    """The parameters of one working precision, weight decay and rule: master weights and state (`slots` says what the
-    rule keeps of every parameter) as flat fp32 vectors. `shapes` are those of Muon's matrices."""
+    """The parameters of one working precision, weight decay and rule: master weights and state (what the rule keeps of
+    every parameter) as flat fp32 vectors. `shapes` are those of Muon's matrices."""
 
     def __init__(
-        self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, slots: tuple[str, ...],
+        self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, rule: str,
         shapes: tuple[Shape, ...] = (),
     ) -> None:  # fmt: skip
-        self.params, self.weight_decay, self.slots, self.shapes = params, weight_decay, slots, shapes
+        self.params, self.weight_decay, self.shapes = params, weight_decay, shapes
+        self.rule, self.slots = RULES[rule]
         self.master = torch.cat([in_memory_order(p.detach(), p).reshape(-1).float() for p in params])
-        self.state = [torch.zeros_like(self.master) for _ in slots]
+        self.state = [torch.zeros_like(self.master) for _ in self.slots]
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
         for p, piece in zip(params, self.pieces(self.work), strict=True):
             p.data = piece
@@ -52,8 +55,7 @@ class FlatOptimizer:
     """
 
     def __init__(self, model: Model, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
-        self.recipe = recipe
-        (self.update, slots), self.muon_update = RULES[recipe.optimizer], muon_update
+        self.recipe, self.update = recipe, update
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in named.items()}
         undecayed, fp32 = model.no_weight_decay(), model.fp32_parameters()
@@ -62,17 +64,15 @@ class FlatOptimizer:
         if not recipe.decay_vectors:
             undecayed = undecayed | {name for name, p in named.items() if p.ndim < 2}
         shapes = muon_shapes(model) if recipe.muon_lr else {}
-        groups: dict[tuple[torch.dtype, float, bool], list[nn.Parameter]] = {}
+        groups: dict[tuple[torch.dtype, float, str], list[nn.Parameter]] = {}
         for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # those that have copies come first
             kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
             decay = 0.0 if name in undecayed else recipe.weight_decay
-            groups.setdefault((kind, decay, name in shapes), []).append(p)
-        self.groups = [
-            FlatGroup(params, kind, decay, VELOCITY, tuple(shapes[self.names[id(p)]] for p in params))
-            if muon
-            else FlatGroup(params, kind, decay, slots)
-            for (kind, decay, muon), params in groups.items()
-        ]
+            groups.setdefault((kind, decay, "muon" if name in shapes else recipe.optimizer), []).append(p)
+        self.groups = []
+        for (kind, decay, rule), params in groups.items():
+            matrices = tuple(shapes[self.names[id(p)]] for p in params) if rule == "muon" else ()
+            self.groups.append(FlatGroup(params, kind, decay, rule, matrices))
         device = self.groups[0].master.device
         self.lr = torch.zeros((), device=device)
         self.steps = torch.zeros((), device=device)
@@ -83,23 +83,17 @@ class FlatOptimizer:
 
     def flat_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
         """Gradients in the order of `params` -> one flat vector per group."""
-        grads, flat = self.check_gradients(gradients), []
-        for group in self.groups:
-            mine, grads = grads[: len(group.params)], grads[len(group.params) :]
-            flat.append(torch.cat([in_memory_order(g, p).reshape(-1) for g, p in zip(mine, group.params, strict=True)]))
-        return flat
+        rest = iter(gradients)
+        return [torch.cat([self.flat_gradient(p, next(rest)) for p in group.params]) for group in self.groups]
 
-    def check_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
+    def flat_gradient(self, p: nn.Parameter, g: Tensor | None) -> Tensor:
         """A parameter without a gradient would stay as it is, or decay, and nobody would know."""
-        checked = []
-        for p, g in zip(self.params, gradients, strict=True):
-            if g is None:
-                raise MspcapsError(
-                    f"the loss does not depend on {self.names[id(p)]}: leave it out of the model, or freeze it with "
-                    "requires_grad_(False)"
-                )
-            checked.append(g)
-        return checked
+        if g is None:
+            raise MspcapsError(
+                f"the loss does not depend on {self.names[id(p)]}: leave it out of the model, or freeze it with "
+                "requires_grad_(False)"
+            )
+        return in_memory_order(g, p).reshape(-1)
 
     def step(self, flat_gradients: list[Tensor]) -> None:
         """One step; gradients of a greater global norm than the recipe allows are scaled down."""
@@ -110,11 +104,9 @@ class FlatOptimizer:
         self.steps += 1
         momentum, nesterov, muon_lr = self.recipe.momentum, self.recipe.nesterov, self.recipe.muon_lr / self.recipe.lr
         for group, g in zip(self.groups, flat_gradients, strict=True):
-            weights, decay = (group.master, g, group.state, group.work), group.weight_decay
-            if group.shapes:  # the learning rate is that of the schedule, in proportion
-                self.muon_update(*weights, self.lr * muon_lr, decay, momentum, group.shapes)
-            else:
-                self.update(*weights, self.lr, self.steps, decay, momentum, nesterov)
+            lr = self.lr * muon_lr if group.shapes else self.lr  # that of the schedule, in proportion
+            settings = (lr, self.steps, group.weight_decay, momentum, nesterov, group.shapes, group.work.dtype)
+            self.update(group.rule, group.master, g, group.state, group.work, *settings)
 
     def masters(self) -> dict[str, Tensor]:
         """The fp32 weights by parameter name, as views."""
@@ -140,23 +132,27 @@ class FlatOptimizer:
                 group.work.copy_(group.master)
 
 
-def adamw_update(
-    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
-) -> None:  # fmt: skip
-    """One step of AdamW in place on flat vectors; `work` receives the weights in working precision."""
+def update(rule: Rule, p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, *settings: Any) -> None:
+    """One step of a rule in place on flat vectors; `work` receives the weights in working precision."""
+    rule(p, g.float(), state, *settings)
+    if work is not p:
+        work.copy_(p)
+
+
+# Every rule takes weights, gradient, state, learning rate, steps taken, weight decay, momentum, nesterov, and
+# the shapes and the precision of Muon's matrices.
+
+
+def adamw(
+    p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, *_: object
+) -> None:
     p.mul_(1 - lr * weight_decay)
-    p.sub_(adam_direction(g.float(), state, lr, steps))
-    if work is not p:
-        work.copy_(p)
+    p.sub_(adam_direction(g, state, lr, steps))
 
 
-def adam_update(
-    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float, *_: object
-) -> None:  # fmt: skip
-    """Adam: the decay is part of the gradient."""
-    p.sub_(adam_direction(g.float().add(p, alpha=weight_decay), state, lr, steps))
-    if work is not p:
-        work.copy_(p)
+def adam(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, *_: object) -> None:
+    """The decay is part of the gradient."""
+    p.sub_(adam_direction(g.add(p, alpha=weight_decay), state, lr, steps))
 
 
 def adam_direction(g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor) -> Tensor:
@@ -168,26 +164,20 @@ def adam_direction(g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor) ->
     return lr / correction1 * m / ((v / correction2).sqrt() + EPS)
 
 
-def sgd_update(
-    p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, lr: Tensor, steps: Tensor, weight_decay: float,
-    momentum: float, nesterov: bool,
+def sgd(
+    p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, momentum: float,
+    nesterov: bool, *_: object,
 ) -> None:  # fmt: skip
-    """SGD with momentum as PyTorch has it: the learning rate is not part of the velocity."""
+    """With momentum as PyTorch has it: the learning rate is not part of the velocity."""
     (velocity,) = state
-    g = g.float().add(p, alpha=weight_decay)
+    g = g.add(p, alpha=weight_decay)
     velocity.mul_(momentum).add_(g)
     p.addcmul_(g.add(velocity, alpha=momentum) if nesterov else velocity, lr, value=-1)
-    if work is not p:
-        work.copy_(p)
 
 
-Update = Callable[..., None]
-VELOCITY = ("velocity",)
-RULES: dict[str, tuple[Update, tuple[str, ...]]] = {  # -> the update, and what it keeps of every parameter
-    "adamw": (adamw_update, ("m", "v")),
-    "adam": (adam_update, ("m", "v")),
-    "sgd": (sgd_update, VELOCITY),
-}
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {  # -> the rule, and what it keeps of every parameter
+    "adamw": (adamw, ("m", "v")), "adam": (adam, ("m", "v")), "sgd": (sgd, ("velocity",)), "muon": (muon, ("velocity",))
+}  # fmt: skip
 
 
 def is_channels_last(t: Tensor) -> bool:

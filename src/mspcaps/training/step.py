@@ -18,7 +18,7 @@ from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
 from mspcaps.training.adversary import RobustLoss
 from mspcaps.training.average import WeightAverage
-from mspcaps.training.device import Engine, working_precision
+from mspcaps.training.device import Engine, in_precision, working_precision
 from mspcaps.training.distributed import World, join_shares
 from mspcaps.training.loader import Loader
 from mspcaps.training.objective import Objective, check_soft_targets, load_teacher
@@ -63,20 +63,18 @@ class Step:
         self.keys = torch.zeros(len(dropouts) + bool(adversary), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
-        self.fused, self.dropout_keys = model, dropout_keys
-        if engine != "eager":
-            self.fused = fuse(model) if fused and self.device.type == "cuda" else model
-            self.dropout_keys = compile_once(dropout_keys)
-            optimizer.update, optimizer.muon_update = map(compile_once, (optimizer.update, optimizer.muon_update))
-        compiled = compile_once if engine != "eager" else lambda function: function
+        compiled = compiler_of(engine)
+        self.fused = fuse(model) if fused and engine != "eager" and self.device.type == "cuda" else model
+        self.dropout_keys, self.join_shares = compiled(dropout_keys), compiled(join_shares)
+        optimizer.update = compiled(optimizer.update)
         self.loss: Callable[[Model, Loader], Tensor]
-        self.join_shares = compiled(join_shares)
         if adversary:
             key, smoothing = self.keys[-1:], recipe.label_smoothing
             self.loss = RobustLoss(model, adversary, key, self.world.rank, compiled, smoothing)
         else:
             self.loss = Objective(recipe, load_teacher(recipe, model, loader.classes), compiled)
         self.average = WeightAverage(model, optimizer, ema, compiled) if ema else None
+        self.averages = self.average.tensors if self.average else {}  # by name
         self.evaluated = self.average.model if self.average else model
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -85,7 +83,7 @@ class Step:
         """-> loss of this process's share of the batch, flat gradients of the whole batch."""
         if len(self.keys):
             self.keys.copy_(self.dropout_keys(self.loader.epoch_key, self.loader.step_number, len(self.keys)))
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+        with in_precision(self.device, self.autocast):
             loss = self.loss(self.fused, self.loader)
         gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
         return loss, self.world.average(gradients, self.join_shares)
@@ -135,8 +133,8 @@ class Step:
 
     def statistics(self) -> list[Tensor]:
         """The buffers of the model, and their averages."""
-        averages = self.average.tensors if self.average else {}
-        return [t for name, b in self.model.named_buffers() for t in (b, averages.get(name)) if t is not None]
+        buffers = dict(self.model.named_buffers())
+        return [*buffers.values(), *(self.averages[name] for name in buffers if name in self.averages)]
 
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
@@ -176,6 +174,11 @@ def recording_stream(device: int) -> torch.cuda.Stream:
     still going, and what that run starts while a graph is recorded would end up in the graph.
     """
     return torch.cuda.Stream(device)
+
+
+def compiler_of(engine: Engine) -> Callable[[Any], Any]:
+    """What makes a function into what the engine calls."""
+    return compile_once if engine != "eager" else lambda function: function
 
 
 _compile_cache: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -143,9 +143,8 @@ def run_sweep(
     deadline = time.time() + budget
     whole = [recipe.resolve() for recipe in recipes]
     recipes = [recipe for place, recipe in enumerate(recipes) if whole[place] not in whole[:place]]
-    done = [find_run(results, recipe) is not None for recipe in recipes]
-    outcomes = [Outcome(recipe, "known") for recipe, there in zip(recipes, done, strict=True) if there]
-    waiting = [recipe for recipe, there in zip(recipes, done, strict=True) if not there]
+    waiting = [recipe for recipe in recipes if find_run(results, recipe) is None]
+    outcomes = [Outcome(recipe, "known") for recipe in recipes if recipe not in waiting]
     stop = stop or threading.Event()
     # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
     shares = {id(recipe): share_of_device(recipe, device) for recipe in waiting}
@@ -185,9 +184,8 @@ class Running:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for place in self.places:
-            if kind is not None:
-                place.stop()  # what goes on saves its checkpoint and ends
+        for place in self.places if kind is not None else ():
+            place.stop()  # what goes on saves its checkpoint and ends
         for place in self.places:
             place.close(at_once=kind is not None)
 

@@ -76,12 +76,14 @@ class Trainer:
         results: Path = Path("results"), save_every: float = SAVE_EVERY, listener: Listener = lambda trainer: None,
         side_by_side: int = 1, log: Log = print, stop: threading.Event | None = None, repeats: Run | None = None,
     ) -> None:  # fmt: skip
+        if not save_every >= 0:
+            raise MspcapsError(f"save_every is {save_every}, but must be a number of seconds, 0 or more")
         self.device, self.listener, self.save_every = device, listener, save_every
         self.stop = stop or threading.Event()  # once set, the run ends after the steps that it is at
         self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
-        train, validation, self.test = load_images(recipe, device, self.log)
+        train, validation, self.test = load_images(recipe, device, self.log, self.world.size)
         self.data_sha256 = fingerprint(recipe.data)
         self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
         self.teacher_sha256 = ledger.teacher_sha256(recipe)
@@ -103,7 +105,6 @@ class Trainer:
         self.engine = choose_engine(engine, device, self.world.size, images)
         self.step = make_step(self.model, self.loader, self.recipe, self.engine, self.world)
         self.optimizer = self.step.optimizer
-        self.average = self.step.average
         watched = self.test if validation is None else validation
         self.evaluator = Evaluator(self.step.evaluated, watched, device, self.engine, self.step.autocast)
         self.attacked = make_robust_evaluator(self.step, validation, self.recipe, device, self.engine)
@@ -124,7 +125,7 @@ class Trainer:
         """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
         saves a checkpoint and returns None."""
         with self.prepared():
-            self.started = saved = time.monotonic()
+            self.started = self.saved = time.monotonic()
             while not self.ended:
                 self.optimizer.lr.fill_(learning_rate(self.recipe, self.epoch))
                 self.loader.begin(self.epoch, self.steps_done)
@@ -138,25 +139,22 @@ class Trainer:
                     if self.device.type == "cpu":  # elsewhere reading the loss would make the device wait for us
                         self.check_finite()
                     self.listener(self)
-                    if self.steps_done == self.loader.steps:
-                        break
-                    stop, due = self.world.any([self.stop.is_set(), time.monotonic() - saved >= self.save_every])
-                    if stop or due:
-                        self.save()
-                        saved = time.monotonic()
-                    if stop:
+                    if self.steps_done < self.loader.steps and self.pause(self.stop.is_set()):
                         return None
                 self.close_epoch()
-                late = time.monotonic() > deadline or self.stop.is_set()
-                ends, due = self.world.any([late, time.monotonic() - saved >= self.save_every])
-                if ends or due:
-                    self.save()
-                    saved = time.monotonic()
-                if ends and not self.ended:
+                if self.pause(self.stop.is_set() or time.monotonic() > deadline) and not self.ended:
                     return None
             if self.epoch < self.recipe.epochs:
                 self.log(f"stopped after epoch {self.epoch}: {self.recipe.patience} epochs in a row were no better")
             return self.finish()
+
+    def pause(self, stop: bool) -> bool:
+        """Save a checkpoint if one is due; -> whether some process is to stop, before which there is always one."""
+        stop, due = self.world.any([stop, time.monotonic() - self.saved >= self.save_every])
+        if stop or due:
+            self.save()
+            self.saved = time.monotonic()
+        return stop
 
     @property
     def best_epoch(self) -> Epoch:
@@ -251,8 +249,7 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state with the fp32 master weights in place of the working copies, or with their average."""
-        averages = self.average.tensors if self.average else {}
-        return self.model.state_dict() | self.optimizer.masters() | averages
+        return self.model.state_dict() | self.optimizer.masters() | self.step.averages
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Everything that a step changes, and parameters that none does: they may be of initial weights, which a run
@@ -262,8 +259,7 @@ class Trainer:
         kept = {
             f"{'frozen' if name in params else 'buffer'}.{name}": state[name] for name in state if name not in trained
         }
-        averages = self.average.tensors if self.average else {}
-        kept |= {f"average.{name}": tensor for name, tensor in averages.items()}
+        kept |= {f"average.{name}": tensor for name, tensor in self.step.averages.items()}
         return self.optimizer.tensors() | kept | {"loss_sum": self.step.loss_sum}
 
     def clock(self) -> float:

@@ -22,7 +22,7 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.progress import Progress, Task
 from mspcaps.training.device import choose_device
-from mspcaps.training.job import Job, Outcome, WorkerLost, train_job
+from mspcaps.training.job import TIME_TO_SAVE, Job, Outcome, WorkerLost, train_job
 from mspcaps.training.monitor import ShowProgress
 
 
@@ -40,11 +40,10 @@ def find_seats(device: torch.device, workers: int | None) -> list[Seat]:
     if workers is not None and workers < 1:
         raise MspcapsError(f"--workers is {workers}, but must be at least 1")
     if device.type != "cuda":
-        cores = torch.get_num_threads()
         count = workers or 1
-        return [Seat(device.type, threads=max(1, cores // count)) for _ in range(count)] if count > 1 else []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+        return [Seat(device.type, threads=max(1, torch.get_num_threads() // count))] * count if count > 1 else []
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",")[:count] if visible else [str(number) for number in range(count)]
     if workers is not None and workers > len(gpus):
         raise MspcapsError(f"--workers is {workers}, but each needs a GPU of its own and there are {len(gpus)}")
     gpus = gpus[:workers]
@@ -72,7 +71,7 @@ class WorkerProcess:
             self.process.start()
         theirs.close()
         self.connection = connection
-        threading.Thread(target=self.listen, args=(connection,), daemon=True).start()
+        threading.Thread(target=self.listen, args=(connection, self.process), daemon=True).start()
 
     def submit(self, job: Job, share: float) -> Future[Outcome]:
         future: Future[Outcome] = Future()
@@ -86,21 +85,24 @@ class WorkerProcess:
                 self.connection.send((number, job))
         return future
 
-    def listen(self, connection: Connection) -> None:
-        """Until the worker has closed its end."""
-        with suppress(EOFError, OSError):
-            while True:
-                number, content = connection.recv()
-                if number is not None:
-                    self.futures.pop(number).set_result(content)
-                elif self.progress is not None:
-                    self.progress.update(*content)
-        with self.lock:
-            self.connection, orphans = None, list(self.futures.values())
-            self.futures.clear()
-        self.process.join()
-        for future in orphans:
-            future.set_exception(WorkerLost(f"its worker ended with status {self.process.exitcode}"))
+    def listen(self, connection: Connection, process: Any) -> None:
+        """Until the worker has closed its end. The next job may have started another by then."""
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    number, content = connection.recv()
+                    if number is not None:
+                        self.futures.pop(number).set_result(content)
+                    elif self.progress is not None:
+                        self.progress.update(*content)
+        finally:
+            connection.close()  # a worker that nobody listens to saves its checkpoints and ends
+            with self.lock:
+                self.connection, orphans = None, list(self.futures.values())
+                self.futures.clear()
+            process.join()
+            for future in orphans:
+                future.set_exception(WorkerLost(f"its worker ended with status {process.exitcode}"))
 
     def stop(self) -> None:
         with self.lock, suppress(OSError):
@@ -110,7 +112,7 @@ class WorkerProcess:
     def close(self, at_once: bool) -> None:
         self.stop()
         if self.process is not None:
-            self.process.join(timeout=30.0 if at_once else None)
+            self.process.join(timeout=TIME_TO_SAVE if at_once else None)
             if self.process.is_alive():
                 self.process.kill()
 
@@ -130,11 +132,7 @@ def without_ctrl_c() -> Iterator[None]:
 
 def serve(connection: Connection, seat: Seat) -> None:
     """The worker itself: (number, job) comes in, (number, outcome) and (None, progress) go out; None says stop."""
-    for name in (
-        "SIGINT",
-        "SIGTERM",
-        "SIGHUP",
-    ):  # terminals and clusters send them to all: the sweep will say what to do
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to all processes by terminals and clusters: the sweep decides
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if seat.gpu:
