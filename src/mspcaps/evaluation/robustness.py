@@ -1,7 +1,8 @@
 """What attacks left of a model's accuracy: the typed entry of results/robustness/, as a table and as a figure.
 
-results/robustness/attack-<weights>[-<images>].json, one for each weights file and number of images. Every attack at
-every budget keeps which images survived it, so that several together (the worst case) can be counted afterwards.
+results/robustness/attack-<weights>[-<images>].json, one for each weights file and number of images, with model and data
+in the name where the weights do not say them. Every attack at every budget keeps which images survived it, so that
+several together (the worst case) can be counted afterwards.
 """
 
 import base64
@@ -227,10 +228,16 @@ def unpack(text: str, n: int) -> Bits:
 
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
-    """`images` is in the name where only the first so many were attacked, the data where the weights do not say it."""
-    name = result.weights or result.model
-    data = "" if result.dataset in name else f"-{result.dataset.replace(' ', '-')}"
-    return results / FOLDER / f"{PREFIX}{name}{data}{'' if images is None else f'-{images}'}.json"
+    """`images` is in the name where only the first so many were attacked; model and data are, unless the weights say
+    them: mspcaps_t.cifar10-own does, paper-seed0 is the name of many."""
+    model, _, data = result.weights.partition(".")
+    shipped = model == result.model
+    parts = [] if shipped else [result.model]
+    parts += [result.weights] if result.weights else []
+    if not (shipped and f"{data}-".startswith(f"{result.dataset}-")):
+        parts.append(result.dataset.replace(" ", "-"))
+    parts += [] if images is None else [str(images)]
+    return results / FOLDER / f"{PREFIX}{'-'.join(parts)}.json"
 
 
 def write_robustness(path: Path, result: Robustness, environment: dict[str, Any] | None = None) -> Robustness:
