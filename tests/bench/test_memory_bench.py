@@ -29,7 +29,7 @@ def test_figures_and_tables(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -
     result = json.loads(path.read_text())
     (steps, refused), notes = tables.result_tables(result)
     assert steps[1][0][2:] == ("8", "75 %", "125", "3.0 GB") and steps[1][1][2:4] == ("2", "5 %")
-    assert "4 times at 32 pixels" in notes[0]
+    assert "4 at 32 pixels" in notes[0]
     for one, row in zip(result["refused"], refused[1], strict=True):
         assert (row[3] == "refused") == (one["needed_bytes"] > one["free_bytes"]) == bool(one["answer"])
         assert 0 < one["seconds"] < 20

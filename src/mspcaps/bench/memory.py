@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import environment
+from mspcaps.bench.result import check_batch, new_result
 from mspcaps.bench.timing import significant
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
@@ -48,12 +48,8 @@ def bench_memory(
     device, batch = device or torch.device("cpu"), BATCH if batch_size is None else batch_size
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         raise MspcapsError("the memory benchmark is about a CPU with Linux: use --device cpu there")
-    if batch < 2:
-        raise MspcapsError(f"batch_size is {batch}, but BatchNorm needs at least 2 images in a batch")
-    result: dict[str, Any] = {
-        "what": "memory", "model": model, "quick": quick, "environment": environment(device),
-        "conventions": CONVENTIONS, "batch_size": batch, "sizes": [],
-    }  # fmt: skip
+    check_batch(batch, training=True)
+    result = new_result("memory", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[])
     for side in (32, 48) if quick else SIZES:
         check_memory(replace(PAPER, model=model, batch_size=batch), device, 10, 3, (side, side), 0)
         found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
