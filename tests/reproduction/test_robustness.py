@@ -10,6 +10,7 @@ import numpy as np
 from mspcaps.evaluation.robustness import Caution, Curve, Point, Robustness, result_path, write_robustness
 from reproduction.pages import render
 from reproduction.robustness import read_attacks, values_of
+from reproduction.studies import __path__ as folders
 from reproduction.studies import attacks
 
 N = 10_000
@@ -102,5 +103,7 @@ def test_the_study_attacks_what_is_missing(tmp_path):
 
 def test_what_a_gpu_runs_needs_no_command_line() -> None:
     """Machines with GPUs may have PyTorch and no tyro: Python calls `main` of the studies, and the sweep."""
-    code = "import sys; sys.modules['tyro'] = None; import reproduction.studies.attacks, reproduction.studies.shifts"
+    modules = [f"reproduction.studies.{path.stem}" for path in Path(folders[0]).glob("[!_]*.py")]
+    assert len(modules) > 6
+    code = f"import sys; sys.modules['tyro'] = None; import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", f"{code}; import mspcaps.training.sweep, mspcaps.bench"], check=True)
