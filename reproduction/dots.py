@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import nice_ticks
+from mspcaps.pages.charts import nice_ticks, standalone
 
 HEIGHT, MARGIN = 400, 70  # of a scatter chart
 WIDTH, ROW, LEFT, RIGHT, TOP, AXIS, KEY = 750, 44, 240, 28, 14, 32, 26
@@ -42,10 +42,7 @@ def dot_chart(panels: Sequence[Sequence[Line]], label: str) -> str:
         top += ROW * len(rows) + AXIS
     height = top + KEY
     parts += key(height - 12, paper=any(row.paper is not None for rows in panels for row in rows))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    return standalone(WIDTH, height, label, STYLE, parts)
 
 
 def one_panel(rows: Sequence[Line], top: int) -> list[str]:
@@ -138,7 +135,4 @@ def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tup
     if len(points) > 1:
         parts.append(f'<circle class="other" cx="{MARGIN + 126}" cy="{HEIGHT - 17}" r="5"/>')
         parts.append(f'<text class="faint" x="{MARGIN + 138}" y="{HEIGHT - 12}">its variants</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    return standalone(WIDTH, HEIGHT, label, STYLE, parts)

@@ -7,7 +7,7 @@ from typing import Any
 from mspcaps.evaluation.robustness import Curve, Robustness, format_eps, list_robustness
 from mspcaps.pages import grid
 from mspcaps.pages.charts import Curve as ChartCurve
-from mspcaps.pages.charts import panels_chart
+from mspcaps.pages.charts import Panel, panels_chart
 from reproduction import paper
 
 DATASET, WHOLE = "cifar10", 10_000
@@ -75,7 +75,8 @@ def figure(results: Sequence[Robustness]) -> str | None:
     if not any(panels.values()):
         return None
     label = "Accuracy under FGSM and BIM: with the margin loss on the left, with the strongest objective on the right"
-    return panels_chart(panels, label, "eps, in pixel units", "accuracy (percent)")
+    drawn = [Panel(title, curves, "eps, in pixel units") for title, curves in panels.items()]
+    return panels_chart(drawn, label, "accuracy (percent)")
 
 
 def is_of_paper(found: Robustness) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import log_ticks, nice_ticks
+from mspcaps.pages.charts import log_ticks, nice_ticks, standalone
 from reproduction.dots import STYLE, diamond
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 540, 70, 26, 16, 92
@@ -87,10 +87,7 @@ def tradeoff_chart(marks: Sequence[Mark], axes: tuple[str, str], label: str) -> 
     for mark in marks:
         parts.append(one_label(mark.name, boxes[mark.name], frame.x_at(mark.x)))
     parts += key(marks)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}{MORE_STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    return standalone(WIDTH, HEIGHT, label, STYLE + MORE_STYLE, parts)
 
 
 def one_mark(mark: Mark, frame: Frame) -> list[str]:

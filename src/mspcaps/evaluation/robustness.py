@@ -18,7 +18,7 @@ import numpy as np
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically, write_json
 from mspcaps.pages.charts import Curve as ChartCurve
-from mspcaps.pages.charts import curves_chart
+from mspcaps.pages.charts import Panel, panels_chart
 
 FOLDER, PREFIX = "robustness", "attack-"
 Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
@@ -139,7 +139,7 @@ class Robustness:
             for curve in self.curves
         ]
         title = f"Accuracy of {self.weights or self.model} on {self.n:,} images of {self.dataset} under attack"
-        return curves_chart(lines, title, "eps, in pixel units", "accuracy (percent)")
+        return panels_chart([Panel("", lines, "eps, in pixel units")], title, "accuracy (percent)")
 
     def merged(self, other: "Robustness") -> "Robustness":
         """With the points of another run on the same weights and images; where both have one, the other's."""

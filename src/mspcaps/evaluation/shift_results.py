@@ -17,7 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.shifts import CHANGES, ShiftEvaluation
 from mspcaps.files import write_atomically, write_json
 from mspcaps.models import unwrapped
-from mspcaps.pages.small_multiples import Panel, small_multiples
+from mspcaps.pages.charts import Curve, Panel, panels_chart
 
 FOLDER, WHAT = "robustness", "shifts"
 
@@ -82,17 +82,15 @@ def shift_chart(results: Sequence[ShiftResult], label: str) -> str:
         lines.setdefault(f"{result.model}{f', {result.recipe}' if result.recipe else ''}", []).append(result.evaluation)
     panels = []
     for name, change in CHANGES.items():
-        curves = {
-            f"{line}{f' (n = {len(found)})' if len(found) > 1 else ''}": [
-                statistics.fmean(values)
-                for values in zip(*((one.clean, *one.accuracy[name]) for one in found), strict=True)
-            ]
-            for line, found in lines.items()
-            if all(name in one.accuracy for one in found)
-        }
+        curves = []
+        for line, found in lines.items():
+            if all(name in one.accuracy for one in found):
+                seeds = zip(*((one.clean, *one.accuracy[name]) for one in found), strict=True)
+                title = f"{line}{f' (n = {len(found)})' if len(found) > 1 else ''}"
+                curves.append(Curve(title, list(enumerate(map(statistics.fmean, seeds)))))
         if curves:
-            panels.append(Panel(name, ["0", *(f"{strength:g}" for strength in change.strengths)], change.unit, curves))
-    return small_multiples(panels, label)
+            panels.append(Panel(name, curves, change.unit, ["0", *(f"{strength:g}" for strength in change.strengths)]))
+    return panels_chart(panels, label)
 
 
 def write_shifts(results: Path, result: ShiftResult) -> tuple[Path, Path]:
