@@ -292,6 +292,7 @@ def test_the_command(tmp_path, capsys):
         (["train", "--model", "mspcaps_tt"], r"'mspcaps_tt'.*'mspcaps_t'"),
         (["infer", "--batch-size", "0"], r"batch_size is 0"),
         (["infer", "--scaling"], r"--scaling"),
+        (["votes", "--quick"], r"--batch-size"),
         (["infer", "--device", "abacus"], r"'abacus'"),
     ],
 )
