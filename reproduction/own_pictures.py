@@ -12,7 +12,7 @@ from mspcaps.report.runs import Group, read_groups
 from mspcaps.training import load_recipe
 
 FOLDER = "pictures"  # of the ledger below results/, and the name of the recipe
-COMPARED = {
+COMPARED = {  # model and initial weights
     ("mspcaps_t", ""): "MSPCaps-T", ("resnet20", ""): "ResNet-20",
     ("mspcaps_t", "mspcaps_t.cifar10"): "MSPCaps-T from `mspcaps_t.cifar10`",
 }  # fmt: skip

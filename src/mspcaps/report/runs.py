@@ -51,24 +51,24 @@ class Group:
         n = self.last.n
         return f"{n}{f' of {self.folds}' if n < self.folds else ''} folds" if self.folds else f"{n}"
 
-    def seeds(self, which: str) -> list[float]:
+    def by_seed(self, which: str) -> dict[int, float]:
         """The accuracy of every seed, or fold, after the "last" epoch or after the "best"."""
         values: dict[int, list[float]] = {}
         for run in self.runs + self.repeats:
             key = run.recipe["fold"] if self.folds else run.seed
             values.setdefault(key, []).append(getattr(run.accuracy, which))
-        return [statistics.fmean(several) for several in values.values()]
+        return {key: statistics.fmean(several) for key, several in values.items()}
 
-    def spread(self, which: str) -> Spread:
-        return Spread.of(self.seeds(which))
+    def seeds(self, which: str) -> list[float]:
+        return list(self.by_seed(which).values())
 
     @cached_property
     def last(self) -> Spread:
-        return self.spread("last")
+        return Spread.of(self.seeds("last"))
 
     @cached_property
     def best(self) -> Spread:
-        return self.spread("best")
+        return Spread.of(self.seeds("best"))
 
     @property
     def gpu_seconds(self) -> float:
