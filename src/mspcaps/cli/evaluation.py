@@ -88,13 +88,12 @@ def evaluate(
         show_shifts(weights[0], models[0], chosen, chosen is not whole, batch_size, where, results)
         return
     with show_progress("images") as progress:
+        how = (batch_size, where, progress.update)
         if len(models) > 1:
             quiet = lambda sentence: None  # noqa: E731 - what was left out is told already
-            result, members = evaluate_ensemble(
-                models, data, split, batch_size, where, progress.update, skip_broken, quiet, flip
-            )
+            result, members = evaluate_ensemble(models, data, split, *how, skip_broken, quiet, flip)
         else:
-            result, members = run(models[0], chosen, batch_size, where, progress.update, flip=flip), []
+            result, members = run(models[0], chosen, *how, flip=flip), []
     place = page_path(out, weights, chosen.name, split, images, flip) if page else None
     source = data or vars(models[0])["metadata"]["recipe"]["data"]
     show_result(form, weights, models[0], members, result, chosen, source, split, place)
