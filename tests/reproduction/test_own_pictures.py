@@ -66,6 +66,8 @@ def test_from_folders_to_tables(place: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert row[5] == "–"
     means = [float(row[-1]) for row in values["choice_rows"]]
     assert means == sorted(means, reverse=True) and "| emoji" in text_of(results)
+    own = next(row for row in values["choice_rows"] if row[1] == f"{quick.lr:g}")
+    assert values["behind"] == pytest.approx(means[0] - float(own[-1]), abs=0.011)
 
 
 def test_the_recipe_is_one_of_those_compared() -> None:
