@@ -237,13 +237,10 @@ def as_pair(data: object, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Images and labels, each a tensor, an array or, of labels, a list -> tensors [n, c, h, w] and [n]."""
     match data:
         case (Tensor() | np.ndarray() as images, Tensor() | np.ndarray() | list() | tuple() as labels):
-            config = getattr(model, "config", {})
             if isinstance(images, np.ndarray):
-                images = torch.from_numpy(
-                    np.ascontiguousarray(
-                        np.moveaxis(to_nhwc(check_pixels(images), config.get("in_chans", 3), False), -1, 1)
-                    )
-                )
+                channels = getattr(model, "config", {}).get("in_chans", 3)
+                pixels = np.moveaxis(to_nhwc(check_pixels(images), channels, False), -1, 1)
+                images = torch.from_numpy(np.ascontiguousarray(pixels))
             labels = torch.as_tensor(labels).cpu()
             if images.ndim == 4 and labels.shape == images.shape[:1] and len(labels):
                 return images, labels.long() if not labels.is_floating_point() else labels

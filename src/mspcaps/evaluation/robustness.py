@@ -231,13 +231,10 @@ def result_path(results: Path, result: Robustness, images: int | None = None) ->
     """`images` is in the name where only the first so many were attacked; model and data are, unless the weights say
     them: mspcaps_t.cifar10-own does, paper-seed0 is the name of many."""
     model, _, data = result.weights.partition(".")
-    shipped = model == result.model
-    parts = [] if shipped else [result.model]
-    parts += [result.weights] if result.weights else []
-    if not (shipped and f"{data}-".startswith(f"{result.dataset}-")):
-        parts.append(result.dataset.replace(" ", "-"))
-    parts += [] if images is None else [str(images)]
-    return results / FOLDER / f"{PREFIX}{'-'.join(parts)}.json"
+    told = model == result.model
+    dataset = "" if told and f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
+    parts = ("" if told else result.model, result.weights, dataset, "" if images is None else str(images))
+    return results / FOLDER / f"{PREFIX}{'-'.join(filter(None, parts))}.json"
 
 
 def write_robustness(path: Path, result: Robustness, environment: dict[str, Any] | None = None) -> Robustness:

@@ -50,17 +50,17 @@ class ShiftResult:
     @property
     def path(self) -> Path:
         """Of its entry, below results/."""
-        seed = [] if self.seed is None else [f"seed{self.seed}"]
-        return self._named(WHAT, self.model, self.dataset, *([self.recipe] if self.recipe else []), *seed, end=".json")
+        seed = "" if self.seed is None else f"seed{self.seed}"
+        return self._named(".json", self.model, self.dataset, self.recipe, seed)
 
     @property
     def figure(self) -> Path:
         """Of the figure that it is part of."""
-        return self._named(WHAT, self.dataset, end=".svg")
+        return self._named(".svg", self.dataset)
 
-    def _named(self, *parts: str, end: str) -> Path:
-        count = [str(self.evaluation.n)] if self.part else []
-        return Path(FOLDER, "-".join([*parts, *count]) + end)
+    def _named(self, suffix: str, *parts: str) -> Path:
+        count = str(self.evaluation.n) if self.part else ""
+        return Path(FOLDER, "-".join(filter(None, (WHAT, *parts, count))) + suffix)
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Heads and rows: accuracy in percent for every change and strength, and the means."""
