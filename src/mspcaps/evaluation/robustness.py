@@ -229,11 +229,12 @@ def unpack(text: str, n: int) -> Bits:
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
     """`images` is in the name where only the first so many were attacked; model and data are, unless the weights say
-    them: mspcaps_t.cifar10-own does, paper-seed0 is the name of many."""
+    them: mspcaps_t.cifar10-own does, paper-seed0 is the name of many; so is the seed of the starts, unless it is 0."""
     model, _, data = result.weights.partition(".")
     told = model == result.model
     dataset = "" if told and f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
-    parts = ("" if told else result.model, result.weights, dataset, "" if images is None else str(images))
+    which = ("" if images is None else str(images), f"seed{result.seed}" if result.seed else "")
+    parts = ("" if told else result.model, result.weights, dataset, *which)
     return results / FOLDER / f"{PREFIX}{'-'.join(filter(None, parts))}.json"
 
 

@@ -221,7 +221,8 @@ def test_files_of_other_weights_are_other_files(tmp_path: Path):
     """Runs of several models have folders of one name, and the name of one data set may be part of another's."""
     bits = np.ones(3, dtype=bool)
     names = [
-        result_path(tmp_path, Robustness(model, weights, None, data, 0, bits, ())).name
+        result_path(tmp_path, Robustness(model, weights, None, data, seed, bits, ())).name
+        for seed in (0, 1)
         for model, weights, data in (
             ("capsnet", "paper-seed0", "cifar10"), ("mspcaps_t", "paper-seed0", "cifar10"),
             ("mspcaps_t", "", "cifar10"),
