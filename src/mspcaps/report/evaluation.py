@@ -61,7 +61,7 @@ class Example:
 def write_page(path: Path, page: Page, model: nn.Module | None = None) -> Path:
     """The page, with the surest mistakes explained where the model can be and it takes no longer than seconds."""
     if model is not None:
-        maps = explain_mistakes(model, page.data, page.evaluation.labels, choose_wrong(page.evaluation))
+        maps = explain_mistakes(model, page.data, page.evaluation, choose_wrong(page.evaluation))
         page = replace(page, maps=maps, capsules=hasattr(unwrapped(model), "forward_capsules"))
     write_atomically(path, render_page(page))
     return path.resolve()
