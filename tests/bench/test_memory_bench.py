@@ -1,6 +1,7 @@
 """The benchmark of larger images: every measurement in a process of its own, tables that follow from the figures."""
 
 import json
+import runpy
 import sys
 
 import pytest
@@ -41,6 +42,11 @@ def test_a_process_measures_its_own_steps() -> None:
     found = memory.in_new_process("mspcaps_t_scale16", 32, 4, 1, True)
     assert 0 <= found["system_ms_per_image"] <= found["ms_per_image"] < 10_000
     assert 1e5 < found["peak_memory_bytes"] < 1e9
+
+
+def test_the_file_can_be_imported_on_any_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert runpy.run_path(str(memory.__file__), run_name="elsewhere")["SIZES"] == memory.SIZES
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -6,7 +6,6 @@ in turn with and without. Processor time is counted, not the clock: others on th
 """
 
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
@@ -78,10 +77,10 @@ def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> 
     run = EngineRun(task.model(model), task.data(), task, "eager")
     start = resident_bytes("VmRSS")
     run.run(1)
-    before = usage()
+    before = processor_seconds()
     run.run(steps)
-    after, images = usage(), steps * batch
-    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    user, system = (now - then for now, then in zip(processor_seconds(), before, strict=True))
+    images = steps * batch
     return {
         "ms_per_image": 1000 * (user + system) / images,
         "system_ms_per_image": 1000 * system / images,
@@ -89,8 +88,12 @@ def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> 
     }
 
 
-def usage() -> resource.struct_rusage:
-    return resource.getrusage(resource.RUSAGE_SELF)
+def processor_seconds() -> tuple[float, float]:
+    """Of this process so far: user and system."""
+    import resource  # Windows has none, and imports this file, too
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime, used.ru_stime
 
 
 def resident_bytes(name: str) -> int:
