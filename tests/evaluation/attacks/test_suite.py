@@ -170,7 +170,9 @@ def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
     for model, wanted in (("mspcaps_t", ["fgsm", "apgd", "votes"]), ("resnet20", ["fgsm"])):
         torch.manual_seed(0)
         network = mspcaps.create_model(model, in_chans=1, pretrained="fashionmnist" if "caps" in model else False)
+        before = {key: value.clone() for key, value in network.train().state_dict().items()}
         found = mspcaps.attack(network, data, 8 / 255, images=4, check=False)
+        assert network.training and all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
         assert [curve.attack for curve in found.curves] == wanted
 
 
