@@ -199,8 +199,7 @@ class Baselines:
         group, speed = network.cifar10.group, self.speeds.get(network.model)
         assert group is not None
         run = group.first
-        alone = any(run.seconds.side_by_side == 1 for run in group.runs)
-        if alone or not speed or not run.images or self.bench_results[0]["environment"]["device"] != run.device:
+        if group.alone or not speed or not run.images or self.bench_results[0]["environment"]["device"] != run.device:
             return group.gpu_seconds
         return run.images * run.epochs / float(speed["train"]["images_per_second"])
 

@@ -70,19 +70,22 @@ class Group:
     def best(self) -> Spread:
         return Spread.of(self.seeds("best"))
 
+    @cached_property
+    def alone(self) -> tuple[Run, ...]:
+        """The runs that had the device to themselves."""
+        return tuple(run for run in self.runs if run.seconds.side_by_side == 1)
+
     @property
     def gpu_seconds(self) -> float:
         """Of one run, on average: its share of the device where runs shared it and none had it to itself."""
-        alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]
-        return statistics.fmean(alone or [run.seconds.train / run.seconds.side_by_side for run in self.runs])
+        return statistics.fmean(run.seconds.train / run.seconds.side_by_side for run in self.alone or self.runs)
 
     @property
     def training_time(self) -> str:
         """Of one run, on average; of those that had the device to themselves, if there are any."""
-        alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]
+        seconds = statistics.fmean(run.seconds.train for run in self.alone or self.runs)
         devices = ", ".join(sorted({run.device for run in self.runs}))
-        seconds = statistics.fmean(alone or [run.seconds.train for run in self.runs])
-        return f"{seconds:,.0f} s, {devices}{'' if alone else ', shared'}"
+        return f"{seconds:,.0f} s, {devices}{'' if self.alone else ', shared'}"
 
 
 def read_groups(results: Path) -> list[Group]:
