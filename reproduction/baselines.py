@@ -10,13 +10,13 @@ from mspcaps.bench.tables import number
 from mspcaps.data.catalog import facts
 from mspcaps.files import format_bytes
 from mspcaps.models import Summary, summarize
-from mspcaps.pages import grid
 from mspcaps.report.runs import Group, settings
 from mspcaps.training.recipe import list_recipes
 from reproduction import paper
 from reproduction.paper import PaperTable
 from reproduction.significance import signed
-from reproduction.tables import Report, changes, data_title, recipe_settings
+from reproduction.study_tables import markdown_table
+from reproduction.tables import Report, changes, data_title, gap_to, recipe_settings
 from reproduction.tradeoff import Mark, tradeoff_chart
 
 NONE = "–"
@@ -42,9 +42,7 @@ class Cell:
     @property
     def gap(self) -> float | None:
         """Our best epoch, mean over seeds, less the paper's figure, which is a best epoch too."""
-        if self.group is None or self.figure is None:
-            return None
-        return round(round(self.group.best.mean, 2) - self.figure, 2)
+        return gap_to(self.figure, self.group)
 
     @property
     def ours(self) -> str:
@@ -201,8 +199,7 @@ class Baselines:
         group, speed = network.cifar10.group, self.speeds.get(network.model)
         assert group is not None
         run = group.first
-        alone = any(run.seconds.side_by_side == 1 for run in group.runs)
-        if alone or not speed or not run.images or self.bench_results[0]["environment"]["device"] != run.device:
+        if group.alone or not speed or not run.images or self.bench_results[0]["environment"]["device"] != run.device:
             return group.gpu_seconds
         return run.images * run.epochs / float(speed["train"]["images_per_second"])
 
@@ -235,7 +232,7 @@ def accuracy_table(source: PaperTable, rows: Iterable[Network]) -> str:
         for cell in row.cells:
             line += [escaped(cell.printed), cell.ours]
         shown.append(line)
-    return "\n".join(grid(heads, shown, range(1, len(heads))))
+    return markdown_table(heads, shown, range(1, len(heads)))
 
 
 def escaped(cell: str) -> str:
@@ -257,7 +254,7 @@ def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
         trained = (f"{baselines.gpu_seconds(row):,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
         cells = speed_cells(speed) if speed else (NONE,) * 4
         shown.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
-    return "\n".join(grid(heads, shown, range(1, len(heads))))
+    return markdown_table(heads, shown, range(1, len(heads)))
 
 
 def speed_cells(family: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """Pictures in which every run is a dot: of a few models, with the mean over seeds and the paper's figure, and of two
 measures against each other."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import nice_ticks
+from mspcaps.pages.charts import nice_ticks, standalone
 
-HEIGHT, MARGIN = 400, 70  # of a scatter chart
+HEIGHT, MARGIN = 400, 70  # of a scatter chart; to the left of its axes and below them
 WIDTH, ROW, LEFT, RIGHT, TOP, AXIS, KEY = 750, 44, 240, 28, 14, 32, 26
 STYLE = """
 text { font: 15px system-ui, sans-serif; fill: #33363d }
@@ -42,10 +43,7 @@ def dot_chart(panels: Sequence[Sequence[Line]], label: str) -> str:
         top += ROW * len(rows) + AXIS
     height = top + KEY
     parts += key(height - 12, paper=any(row.paper is not None for rows in panels for row in rows))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    return standalone(WIDTH, height, label, STYLE, parts)
 
 
 def one_panel(rows: Sequence[Line], top: int) -> list[str]:
@@ -103,42 +101,55 @@ def key(y: float, paper: bool) -> list[str]:
     return parts
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Where numbers lie on a picture with two axes; the one to the right may be logarithmic."""
+
+    xs: Sequence[float]  # ticks
+    ys: Sequence[float]
+    width: int
+    height: int
+    bottom: int  # lower end of the axis upwards
+    log: bool = False
+
+    def x_at(self, value: float) -> float:
+        scale = math.log if self.log else float
+        low, high = scale(self.xs[0]), scale(self.xs[-1])
+        return MARGIN + (self.width - MARGIN - RIGHT) * (scale(value) - low) / (high - low)
+
+    def y_at(self, value: float) -> float:
+        return self.bottom - (self.bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
+
+    def drawn(self, axes: tuple[str, str], words: Callable[[float], str] = "{:g}".format) -> list[str]:
+        """Grid, ticks and the names of the axes; `words` are for the ticks to the right."""
+        bottom, right, middle = self.bottom, self.width - RIGHT, (TOP + self.bottom) / 2
+        parts = []
+        for tick in self.xs:
+            x = self.x_at(tick)
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+            parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{words(tick)}</text>')
+        for tick in self.ys:
+            y = self.y_at(tick)
+            parts.append(f'<line class="grid" x1="{MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="faint" x="{MARGIN - 9}" y="{y + 5:.1f}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text x="{right}" y="{bottom + 41}" text-anchor="end">{escape(axes[0])}</text>')
+        turned = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
+        return [*parts, f"<text {turned}>{escape(axes[1])}</text>"]
+
+
 def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tuple[str, str], label: str) -> str:
     """A standalone SVG: the dots of the first name in one colour, all others in another; a dot tells its name."""
     flat = [point for found in points.values() for point in found]
     xs, ys = (nice_ticks(min(p[i] for p in flat), max(p[i] for p in flat)) for i in (0, 1))
-    right, bottom = WIDTH - RIGHT, HEIGHT - MARGIN
-
-    def x_at(value: float) -> float:
-        return MARGIN + (right - MARGIN) * (value - xs[0]) / (xs[-1] - xs[0])
-
-    def y_at(value: float) -> float:
-        return bottom - (bottom - TOP) * (value - ys[0]) / (ys[-1] - ys[0])
-
-    parts = []
-    for x in map(x_at, xs):
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-    for y in map(y_at, ys):
-        parts.append(f'<line class="grid" x1="{MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    parts += [f'<text class="faint" x="{x_at(x):.1f}" y="{bottom + 18}" text-anchor="middle">{x:g}</text>' for x in xs]
-    parts += [f'<text class="faint" x="{MARGIN - 9}" y="{y_at(y) + 5:.1f}" text-anchor="end">{y:g}</text>' for y in ys]
-    parts.append(f'<text x="{right}" y="{bottom + 40}" text-anchor="end">{escape(axes[0])}</text>')
-    middle = (TOP + bottom) / 2
-    turned = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
-    parts.append(f"<text {turned}>{escape(axes[1])}</text>")
+    frame = Frame(xs, ys, WIDTH, HEIGHT, HEIGHT - MARGIN)
+    parts = frame.drawn(axes)
     for place, (name, found) in enumerate(points.items()):
         for x, y in found:
-            title = f"{escape(name)}: {x:.3f}, {y:.2f}"
-            mark = "other" if place else "run"
-            at = f'cx="{x_at(x):.1f}" cy="{y_at(y):.1f}"'
+            title, mark = f"{escape(name)}: {x:.3f}, {y:.2f}", "other" if place else "run"
+            at = f'cx="{frame.x_at(x):.1f}" cy="{frame.y_at(y):.1f}"'
             parts.append(f'<circle class="{mark}" {at} r="5"><title>{title}</title></circle>')
-    first = next(iter(points))
-    parts.append(f'<circle class="run" cx="{MARGIN + 6}" cy="{HEIGHT - 17}" r="5"/>')
-    parts.append(f'<text class="faint" x="{MARGIN + 18}" y="{HEIGHT - 12}">{escape(first)}</text>')
-    if len(points) > 1:
-        parts.append(f'<circle class="other" cx="{MARGIN + 126}" cy="{HEIGHT - 17}" r="5"/>')
-        parts.append(f'<text class="faint" x="{MARGIN + 138}" y="{HEIGHT - 12}">its variants</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    shown = [("run", next(iter(points)), MARGIN), ("other", "its variants", MARGIN + 120)]
+    for mark, words, left in shown[: len(points)]:
+        parts.append(f'<circle class="{mark}" cx="{left + 6}" cy="{HEIGHT - 17}" r="5"/>')
+        parts.append(f'<text class="faint" x="{left + 18}" y="{HEIGHT - 12}">{escape(words)}</text>')
+    return standalone(WIDTH, HEIGHT, label, STYLE, parts)

@@ -12,7 +12,7 @@ from mspcaps.report.runs import Group, read_groups
 from mspcaps.training import load_recipe
 
 FOLDER = "pictures"  # of the ledger below results/, and the name of the recipe
-COMPARED = {
+COMPARED = {  # model and initial weights
     ("mspcaps_t", ""): "MSPCaps-T", ("resnet20", ""): "ResNet-20",
     ("mspcaps_t", "mspcaps_t.cifar10"): "MSPCaps-T from `mspcaps_t.cifar10`",
 }  # fmt: skip
@@ -24,7 +24,8 @@ def picture_values(results: Path) -> dict[str, Any]:
     """Of the template; without figures until something was measured."""
     folder, own = results / FOLDER, load_recipe(FOLDER).to_dict()
     groups = read_groups(folder) if (folder / "runs").is_dir() else []
-    tested = [group for group in groups if not group.first.recipe["held_out"] and setting(group) == setting_of(own)]
+    chosen = setting_of(own)
+    tested = [group for group in groups if not group.first.recipe["held_out"] and setting(group) == chosen]
     choice = [group for group in groups if group.first.recipe["held_out"]]
     sets = sorted({group.first.dataset for group in groups})
     ranked = rank(choice, sets)
@@ -32,9 +33,12 @@ def picture_values(results: Path) -> dict[str, Any]:
         "recipe": own,
         "rows": [set_row(name, [group for group in tested if group.first.dataset == name]) for name in sets if tested],
         "heads": ("pictures", "trained on", "size", *COMPARED.values(), "time of one run"),
-        "choice_rows": [row for _, row in ranked],
+        "choice_rows": [
+            (f"{epochs}", f"{lr:g}", "yes" if flips else "no", *(f"{value:.2f}" for value in values))
+            for (epochs, lr, flips), values in ranked.items()
+        ],
         "choice_heads": ("epochs", "peak learning rate", "flips", *sets, "mean"),
-        "is_best": bool(ranked) and ranked[0][0] == setting_of(own),
+        "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,  # the first
     }
 
 
@@ -57,21 +61,12 @@ def set_row(name: str, groups: Sequence[Group]) -> tuple[str, ...]:
     return (name, *about)
 
 
-def rank(groups: Sequence[Group], sets: Sequence[str]) -> list[tuple[Setting, tuple[str, ...]]]:
-    """Settings and their accuracy on held-out training pictures, the best on average first; only those that every set
-    was trained with."""
-    found: dict[Setting, dict[str, Group]] = {}
+def rank(groups: Sequence[Group], sets: Sequence[str]) -> dict[Setting, list[float]]:
+    """Settings and their accuracies on held-out training pictures of every set, then their mean, by which they are in
+    order; only those that every set was trained with."""
+    found: dict[Setting, dict[str, float]] = {}
     for group in groups:
-        found.setdefault(setting(group), {})[group.first.dataset] = group
-    whole = {
-        key: [by_set[name].last.mean for name in sets] for key, by_set in found.items() if len(by_set) == len(sets)
-    }
-    order = sorted(whole, key=lambda key: -statistics.fmean(whole[key]))
-    return [
-        (
-            key,
-            (f"{key[0]}", f"{key[1]:g}", "yes" if key[2] else "no", *(f"{value:.2f}" for value in whole[key]),
-             f"{statistics.fmean(whole[key]):.2f}"),
-        )
-        for key in order
-    ]  # fmt: skip
+        found.setdefault(setting(group), {})[group.first.dataset] = group.last.mean
+    whole = {key: [by_set[name] for name in sets] for key, by_set in found.items() if len(by_set) == len(sets)}
+    means = {key: [*values, statistics.fmean(values)] for key, values in whole.items()}
+    return dict(sorted(means.items(), key=lambda item: -item[1][-1]))

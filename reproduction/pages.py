@@ -1,7 +1,7 @@
 """The pages and blocks that are made of results/: templates filled with figures, and the tables in them."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import jinja2
 from mspcaps.bench import tables as bench_tables
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
-from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper, robustness
@@ -26,6 +25,7 @@ from reproduction.study_tables import (
     figures,
     int8_table,
     judge,
+    markdown_table,
     methods_table,
     named_table,
     read_explanations,
@@ -140,12 +140,12 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
         "cost_table": cost_table, "gap_words": gap_words, "table_of": table_of, "trial_table": trial_table,
-        "runs_table": lines(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
+        "runs_table": markdown_table(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
         "comparison_table": comparison_table(pairs), "repeats_table": repeats_table(report),
         "readme_grid": readme_grid(report), "named_table": named_table, "methods_table": methods_table,
         "candidates_table": candidates_table, "int8_table": int8_table,
         "provenances": sorted({line for table in report.main for line in table.provenances}),
-        "grid": lambda heads, rows, left: lines(heads, rows, range(left, len(heads))),
+        "grid": lambda heads, rows, left: markdown_table(heads, rows, range(left, len(heads))),
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
         "judge": judge, "figures": lambda pair: figures(*pair), **pose_values(report, results),
     }  # fmt: skip
@@ -167,10 +167,6 @@ def with_n(value: Spread) -> str:
     return f"{value} (n = {value.n})"
 
 
-def lines(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
-    return "\n".join(grid(heads, rows, right=right))
-
-
 # Seeds
 
 
@@ -183,8 +179,9 @@ def row_of_t(report: Report) -> Row | None:
 def t_rows(report: Report) -> list[tuple[str, ...]]:
     """What it reached after the last epoch and after the best."""
     row, rows = row_of_t(report), list[tuple[str, ...]]()
-    for which in ("last", "best") if row and row.group and row.figure else ():
-        assert row and row.group and row.figure
+    if not (row and row.group and row.figure):
+        return rows
+    for which in ("last", "best"):
         spread, seeds = getattr(row.group, which), row.group.seeds(which)
         deviation = f"{spread.deviation:.2f}" if spread.deviation is not None else NONE
         gap = signed(round(spread.mean, 2) - row.figure.accuracy)
@@ -211,8 +208,9 @@ def verdicts(before: Compared, now: Compared) -> dict[str, Any]:
     ]
     grown = [(first, last) for first, last in pairs if numbers(first) != numbers(last)]
     rows = [(last.words, numbers(first), first.verdict, numbers(last), last.verdict) for first, last in grown]
+    heads = ("comparison", "seeds then", "verdict then", "seeds now", "verdict now")
     return {
-        "table": lines(("comparison", "seeds then", "verdict then", "seeds now", "verdict now"), rows) if rows else "",
+        "table": markdown_table(heads, rows) if rows else "",
         "same": len(pairs) - len(grown), "changed": sum(first.verdict != last.verdict for first, last in grown),
         "holm": [sum(bool(pair[i].corrected) for pair in pairs) for i in (0, 1)],
         "uncorrected": [sum(pair[i].holds or pair[i].reversed for pair in pairs) for i in (0, 1)],
@@ -240,7 +238,7 @@ def training_losses(groups: Mapping[str, Group]) -> dict[str, Any]:
         rows.append((sharing.words[model], f"{loss.mean:#.2g}{spread} (n = {loss.n})", with_n(groups[model].last)))
     pair = [losses.get(model) for model in sharing.pairs[0]]
     return {
-        "table": lines(("network", "training loss, last epoch", "test accuracy, last epoch"), rows, (1, 2)),
+        "table": markdown_table(("network", "training loss, last epoch", "test accuracy, last epoch"), rows, (1, 2)),
         "loss": Difference.of(*pair) if all(pair) else None,  # type: ignore[arg-type]
     }
 
@@ -268,7 +266,7 @@ def table_of(table: Table) -> str:
     rows = [(*row.setting, *cells(row)) for row in table.rows]
     shown = [i for i in range(len(heads)) if i < first or table.source or any(row[i] != NONE for row in rows)]
     right = [place for place, i in enumerate(shown) if first <= i < first + 5]
-    body = lines([heads[i] for i in shown], [[row[i] for i in shown] for row in rows], right)
+    body = markdown_table([heads[i] for i in shown], [[row[i] for i in shown] for row in rows], right)
     data = [f"Data: {' '.join(table.provenances)}"] if table.provenances else []
     return "\n\n".join([title, *said, body, *data])
 
@@ -282,7 +280,7 @@ def trial_table(trials: Sequence[Trial]) -> str:
         base, gap = (with_n(trial.base.last), signed(found.gap)) if trial.base and found else ("not measured", NONE)
         how = (f"{recipe['epochs']}", f"{recipe['held_out']:,}")
         rows.append((trial.words, with_n(trial.group.last), base, gap, interval or NONE, *how))
-    return lines(heads, rows, range(1, len(heads)))
+    return markdown_table(heads, rows, range(1, len(heads)))
 
 
 def readme_grid(report: Report) -> str:
@@ -291,7 +289,7 @@ def readme_grid(report: Report) -> str:
     for row in (row for table in report.main for row in table.rows):
         figure, last, best, _, parameters, time, _ = cells(row)
         rows.append((f"`{row.model}`", row.setting[0], last, best, figure, parameters, time))
-    return lines(heads, rows, (2, 3, 4, 5))
+    return markdown_table(heads, rows, (2, 3, 4, 5))
 
 
 def comparison_table(pairs: Sequence[claims.Comparison]) -> str:
@@ -303,7 +301,7 @@ def comparison_table(pairs: Sequence[claims.Comparison]) -> str:
             pair.words, signed(figures_[0] - figures_[1]) if figures_ else NONE, signed(found.gap) if found else NONE,
             interval or NONE, pair.verdict,
         ))  # fmt: skip
-    return lines(("comparison", "paper", "here", "95 % CI", "verdict"), rows, (1, 2, 3))
+    return markdown_table(("comparison", "paper", "here", "95 % CI", "verdict"), rows, (1, 2, 3))
 
 
 def repeats_table(report: Report) -> str:
@@ -320,7 +318,8 @@ def repeats_table(report: Report) -> str:
             reached = [f"{made.engine}, {made.precision}: {made.accuracy.last:.2f}" for made in (first, other)]
             images = "held-out" if other.recipe["held_out"] else "test"
             rows.append((run, images, *reached, signed(first.accuracy.last - other.accuracy.last)))
-    return lines(("run", "images", "first run", "repeat", "difference"), rows, (2, 3, 4)) if rows else "None yet."
+    heads = ("run", "images", "first run", "repeat", "difference")
+    return markdown_table(heads, rows, (2, 3, 4)) if rows else "None yet."
 
 
 # Speed

@@ -14,11 +14,11 @@ from mspcaps.data import pose
 from mspcaps.data.catalog import CATALOG
 from mspcaps.evaluation.shift_results import ShiftResult, list_shifts, shift_chart
 from mspcaps.evaluation.shifts import CHANGES
-from mspcaps.pages import grid
 from mspcaps.report.runs import Group, Spread, settings
 from mspcaps.training.recipe import list_recipes, load_recipe
 from reproduction.significance import Difference, holm, signed
-from reproduction.tables import Report, recipe_settings
+from reproduction.study_tables import markdown_table
+from reproduction.tables import Report, data_title, recipe_settings
 
 TASKS = ("mnist40", "dsprites_pose")
 FIRST = "mspcaps_t"
@@ -72,14 +72,6 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[Dif
     return Difference.from_error(spread.mean, spread.deviation / spread.n**0.5, spread.n - 1), spread.n
 
 
-def by_seed(group: Group) -> dict[int, float]:
-    """The accuracy of every seed after the last epoch; repeats of a seed are averaged."""
-    values: dict[int, list[float]] = {}
-    for run in group.runs + group.repeats:
-        values.setdefault(run.seed, []).append(run.accuracy.last)
-    return {seed: statistics.fmean(found) for seed, found in values.items()}
-
-
 @dataclass(frozen=True)
 class Task:
     """One of the two tasks: the runs of every network, and those that measure on the poses of the training."""
@@ -94,10 +86,9 @@ class Task:
 
     @property
     def pairs(self) -> list[Pair]:
-        found = []
+        found, ours = [], self.groups.get(FIRST)
         for model, group in self.groups.items():
-            ours = self.groups.get(FIRST)
-            if model != FIRST and ours and (made := paired(by_seed(ours), by_seed(group))):
+            if model != FIRST and ours and (made := paired(ours.by_seed("last"), group.by_seed("last"))):
                 found.append(Pair(model, self.title, *made))
         return found
 
@@ -112,7 +103,7 @@ class Task:
                 group.training_time,
             ))  # fmt: skip
         heads = ("network", "parameters", "known poses", "other poses", "T − it (95 % CI)", "training")
-        return "\n".join(grid(heads, rows, right=range(1, 5)))
+        return markdown_table(heads, rows, range(1, 5))
 
 
 def read_tasks(report: Report) -> list[Task]:
@@ -143,7 +134,7 @@ class Shifted:
 
     @property
     def title(self) -> str:
-        return CATALOG[self.dataset].title if self.dataset in CATALOG else self.dataset
+        return data_title(self.dataset)
 
     @property
     def networks(self) -> dict[tuple[str, str], list[ShiftResult]]:
@@ -182,7 +173,7 @@ class Shifted:
             name = f"{NETWORKS.get(model, model)}, `{recipe}`" if recipe else NETWORKS.get(model, model)
             rows.append((name, str(len(found)), *(f"{value:.1f}" for value in overall), *pairs))
         heads = ("network, recipe", "n", "none", *CHANGES, "mean", "T − it, pose", "T − it, lost by pose")
-        return "\n".join(grid(heads, rows, right=range(1, len(heads))))
+        return markdown_table(heads, rows, range(1, len(heads)))
 
     @property
     def chart(self) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from mspcaps.evaluation.robustness import Curve, Robustness, format_eps, list_robustness
-from mspcaps.pages import grid
 from mspcaps.pages.charts import Curve as ChartCurve
-from mspcaps.pages.charts import panels_chart
+from mspcaps.pages.charts import Panel, panels_chart
 from reproduction import paper
+from reproduction.study_tables import markdown_table
 
 DATASET, WHOLE = "cifar10", 10_000
 IN_FIGURE = ("mspcaps_l", "mspcaps_t", "capsnet")  # of the paper, in the order of its legend
@@ -23,6 +23,7 @@ SUITE = {  # how the table calls them, in its order
     ("square", "cw"): "Square",
 }
 MARGIN = "margin"
+ROBUST = "-linf8"  # the tag of weights that were trained against attacks
 NOTHING = "–"
 
 
@@ -38,10 +39,9 @@ def read_attacks(results: Path) -> list[Robustness]:
 
 
 def title_of(found: Robustness) -> str:
-    """MSPCaps-L, or the name of the model, with the tag of weights that are not of the paper's recipe."""
-    tag = found.weights.partition("-")[2] if found.weights.endswith("-linf8") else ""
+    """MSPCaps-L, or the name of the model; weights that were trained against attacks say so."""
     name = {"capsnet": "CapsNet", **paper.TITLES}.get(found.model, found.model)
-    return f"{name}, trained against attacks" if tag else name
+    return f"{name}, trained against attacks" if found.weights.endswith(ROBUST) else name
 
 
 def curves_of(found: Robustness, attack: str, margin: bool) -> list[Curve]:
@@ -75,12 +75,13 @@ def figure(results: Sequence[Robustness]) -> str | None:
     if not any(panels.values()):
         return None
     label = "Accuracy under FGSM and BIM: with the margin loss on the left, with the strongest objective on the right"
-    return panels_chart(panels, label, "eps, in pixel units", "accuracy (percent)")
+    drawn = [Panel(title, curves, "eps, in pixel units") for title, curves in panels.items()]
+    return panels_chart(drawn, label, "accuracy (percent)")
 
 
 def is_of_paper(found: Robustness) -> bool:
     """Weights that the paper's figure is about: those of its recipe."""
-    return found.model in IN_FIGURE and not found.weights.endswith("-linf8")
+    return found.model in IN_FIGURE and not found.weights.endswith(ROBUST)
 
 
 def figure_table(results: Sequence[Robustness]) -> str:
@@ -90,17 +91,14 @@ def figure_table(results: Sequence[Robustness]) -> str:
         for attack in NAMES:
             for margin in (True, False):
                 curves = curves_of(found, attack, margin)
-                left, share = (
-                    dict(strongest(curves)),
-                    [c.zero_gradients for c in curves if c.zero_gradients is not None],
-                )
-                if left:
+                share = [curve.zero_gradients for curve in curves if curve.zero_gradients is not None]
+                if left := dict(strongest(curves)):
                     zero = f"{100 * min(share):.1f} %" if share else NOTHING
                     cells = [f"{left[eps]:.2f}" if eps in left else NOTHING for eps in (0.01, 0.03, 0.1)]
                     words = "margin loss" if margin else "strongest objective"
                     rows.append((title_of(found), NAMES[attack], words, zero, *cells))
     heads = ("model", "attack", "objective", "zero gradients", "eps 0.01", "0.03", "0.1")
-    return "\n".join(grid(heads, rows, right=range(3, len(heads)))) if rows else ""
+    return markdown_table(heads, rows, range(3, len(heads))) if rows else ""
 
 
 def suite_table(results: Sequence[Robustness]) -> str:
@@ -118,7 +116,7 @@ def suite_table(results: Sequence[Robustness]) -> str:
         if sum(map(bool, curves.values())) > 1:
             rows.append((title, images, "**all of them**", clean, *left_at(found, found.curves)))
     heads = ("model", "images", "attack", "without", *map(format_eps, BUDGETS))
-    return "\n".join(grid(heads, rows, right=(1, *range(3, len(heads))))) if rows else ""
+    return markdown_table(heads, rows, (1, *range(3, len(heads)))) if rows else ""
 
 
 def left_at(found: Robustness, curves: Sequence[Curve]) -> list[str]:

@@ -1,7 +1,7 @@
 """What the studies measured, as tables: the faithfulness of explanations, and int8 beside fp32."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def read_json(path: Path) -> Any:
         raise MspcapsError(f"{path} cannot be read: {error}") from error
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
+    """In Markdown; the columns whose numbers are in `right` are aligned to the right."""
     return "\n".join(grid(heads, rows, right=right))
 
 
@@ -64,7 +65,7 @@ def named_table(groups: Mapping[str, Any]) -> str:
             own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
             word = "more" if difference > 2 * error else "less" if difference < -2 * error else "no clear difference"
             rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(difference, error), word))
-    return table(("patches", "score drops by", "random patches", "difference", "verdict"), rows, (1, 2, 3))
+    return markdown_table(("patches", "score drops by", "random patches", "difference", "verdict"), rows, (1, 2, 3))
 
 
 def candidates_table(candidates: Mapping[str, Any]) -> str:
@@ -75,7 +76,7 @@ def candidates_table(candidates: Mapping[str, Any]) -> str:
         )
         for row in candidates.values()
     ]
-    return table(ORDER_HEADS, rows, (1, 2))
+    return markdown_table(ORDER_HEADS, rows, (1, 2))
 
 
 def methods_table(methods: Mapping[str, Any]) -> str:
@@ -85,7 +86,7 @@ def methods_table(methods: Mapping[str, Any]) -> str:
         beats = ["" if name == "random" else f" ({f['better_than_random']:.0f} %)" for f in found]
         areas = [f"{f['auc'][0]:.3f} ± {f['auc'][1]:.3f}{b}" for f, b in zip(found, beats, strict=True)]
         rows.append((title, *areas))
-    return table(ORDER_HEADS, rows, (1, 2))
+    return markdown_table(ORDER_HEADS, rows, (1, 2))
 
 
 def judge(way: str, difference_and_error: Sequence[float]) -> str:
@@ -110,4 +111,4 @@ def int8_table(result: Mapping[str, Any]) -> str:
             *(f"{found['accuracy'][form]:.2f} %" for form in FORMS),
             *(f"{median:.2f} ({low:.2f} to {high:.2f})" for low, median, high in times),
         ))  # fmt: skip
-    return table(heads, rows, range(1, len(heads)))
+    return markdown_table(heads, rows, range(1, len(heads)))

@@ -39,16 +39,12 @@ class Row:
     @property
     def gap(self) -> float | None:
         """Our best epoch, mean over the seeds, less the paper's figure, as the two are printed."""
-        if self.group is None or self.figure is None:
-            return None
-        return round(round(self.group.best.mean, 2) - self.figure.accuracy, 2)
+        return gap_to(self.figure.accuracy if self.figure else None, self.group)
 
     @property
     def last_gap(self) -> float | None:
         """The same after our last epoch."""
-        if self.group is None or self.figure is None:
-            return None
-        return round(round(self.group.last.mean, 2) - self.figure.accuracy, 2)
+        return gap_to(self.figure.accuracy if self.figure else None, self.group, "last")
 
     @property
     def missed(self) -> bool:
@@ -258,6 +254,11 @@ def count_parameters(model: str, dataset: str) -> int:
 
 def data_title(dataset: str) -> str:
     return CATALOG[dataset].title if dataset in CATALOG else dataset
+
+
+def gap_to(figure: float | None, group: Group | None, which: str = "best") -> float | None:
+    """Our mean after the "best" or "last" epoch less a figure of the paper, as printed; None if one is missing."""
+    return None if figure is None or group is None else round(round(getattr(group, which).mean, 2) - figure, 2)
 
 
 def binomial_error(accuracy: float, images: int) -> float:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import log_ticks, nice_ticks
-from reproduction.dots import STYLE, diamond
+from mspcaps.pages.charts import log_ticks, nice_ticks, standalone
+from reproduction.dots import MARGIN, RIGHT, STYLE, Frame, diamond
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 540, 70, 26, 16, 92
+WIDTH, HEIGHT, BOTTOM = 860, 540, 92
 LETTER, LINE, RADIUS = 8.4, 17.0, 6.0  # of a wide font: width of a letter, height of a label; of a mark
 MORE_STYLE = """
 .label { font-size: 14px }
@@ -31,41 +31,11 @@ class Mark:
     control: bool = False  # no capsules
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Where numbers lie on the picture."""
-
-    xs: Sequence[float]  # ticks
-    ys: Sequence[float]
-
-    def x_at(self, value: float) -> float:
-        low, high = math.log(self.xs[0]), math.log(self.xs[-1])
-        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(value) - low) / (high - low)
-
-    def y_at(self, value: float) -> float:
-        bottom = HEIGHT - BOTTOM
-        return bottom - (bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
-
-    def anchor(self, mark: Mark) -> tuple[float, float]:
-        """Where the label belongs: ours, or the paper's where there is no run."""
-        value = mark.ours if mark.ours is not None else mark.paper
-        assert value is not None, f"{mark.name} has no accuracy"
-        return self.x_at(mark.x), self.y_at(value)
-
-    def drawn(self, axes: tuple[str, str]) -> list[str]:
-        bottom, right, middle = HEIGHT - BOTTOM, WIDTH - RIGHT, (TOP + HEIGHT - BOTTOM) / 2
-        parts = []
-        for tick in self.xs:
-            x = self.x_at(tick)
-            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-            parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{short(tick)}</text>')
-        for tick in self.ys:
-            y = self.y_at(tick)
-            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="faint" x="{LEFT - 9}" y="{y + 5:.1f}" text-anchor="end">{tick:g}</text>')
-        parts.append(f'<text x="{right}" y="{bottom + 42}" text-anchor="end">{escape(axes[0])}</text>')
-        turned = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
-        return [*parts, f"<text {turned}>{escape(axes[1])}</text>"]
+def anchor(mark: Mark, frame: Frame) -> tuple[float, float]:
+    """Where the label belongs: ours, or the paper's where there is no run."""
+    value = mark.ours if mark.ours is not None else mark.paper
+    assert value is not None, f"{mark.name} has no accuracy"
+    return frame.x_at(mark.x), frame.y_at(value)
 
 
 def short(value: float) -> str:
@@ -77,9 +47,10 @@ def tradeoff_chart(marks: Sequence[Mark], axes: tuple[str, str], label: str) -> 
     """A standalone SVG that follows light and dark: filled marks are ours, hollow ones the paper's."""
     costs = [mark.x for mark in marks]
     values = [value for mark in marks for value in (mark.ours, mark.paper) if value is not None]
-    frame = Frame(log_ticks(min(costs), max(costs)), nice_ticks(min(values), max(values)))
+    ticks = log_ticks(min(costs), max(costs)), nice_ticks(min(values), max(values))
+    frame = Frame(*ticks, WIDTH, HEIGHT, HEIGHT - BOTTOM, log=True)
     boxes = place_labels(marks, frame)
-    parts = frame.drawn(axes)
+    parts = frame.drawn(axes, short)
     for mark in marks:
         parts += links(mark, frame, boxes[mark.name])
     for mark in marks:
@@ -87,10 +58,7 @@ def tradeoff_chart(marks: Sequence[Mark], axes: tuple[str, str], label: str) -> 
     for mark in marks:
         parts.append(one_label(mark.name, boxes[mark.name], frame.x_at(mark.x)))
     parts += key(marks)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}{MORE_STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    return standalone(WIDTH, HEIGHT, label, STYLE + MORE_STYLE, parts)
 
 
 def one_mark(mark: Mark, frame: Frame) -> list[str]:
@@ -121,7 +89,7 @@ def shape(x: float, y: float, control: bool, title: str = "") -> str:
 
 def links(mark: Mark, frame: Frame, box: Box) -> list[str]:
     """A line between our figure and the paper's, and one from a label to a mark that it does not touch."""
-    x, y = frame.anchor(mark)
+    x, y = anchor(mark, frame)
     parts = []
     if mark.ours is not None and mark.paper is not None:
         other = frame.y_at(mark.paper)
@@ -153,7 +121,7 @@ def place_labels(marks: Sequence[Mark], frame: Frame) -> dict[str, Box]:
 
 def candidates(mark: Mark, frame: Frame) -> list[Box]:
     """Places for a label, the nearest first: right, left, above, below and the corners, then the same further away."""
-    x, y = frame.anchor(mark)
+    x, y = anchor(mark, frame)
     width, found = LETTER * len(mark.name), []
     for distance in (RADIUS + 3, RADIUS + 14, RADIUS + 28, RADIUS + 46):
         for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
@@ -165,7 +133,7 @@ def candidates(mark: Mark, frame: Frame) -> list[Box]:
 
 def cost(box: Box, found: Sequence[Box], others: Sequence[Box], taken: Sequence[Box]) -> float:
     """Other labels and the edges weigh most, then marks, then the distance."""
-    outside = max(0.0, LEFT - box[0]) + max(0.0, box[2] - (WIDTH - RIGHT)) + max(0.0, 2 - box[1])
+    outside = max(0.0, MARGIN - box[0]) + max(0.0, box[2] - (WIDTH - RIGHT)) + max(0.0, 2 - box[1])
     outside += max(0.0, box[3] - (HEIGHT - BOTTOM))
     labels, marks = (sum(shared_area(box, other) for other in boxes) for boxes in (others, taken))
     return 100 * outside + 20 * labels + 10 * marks + found.index(box)
@@ -182,7 +150,7 @@ def around(x: float, y: float) -> Box:
 
 def key(marks: Sequence[Mark]) -> list[str]:
     """What the marks mean; only those that are there."""
-    x, y, parts = float(LEFT), HEIGHT - 14, []
+    x, y, parts = float(MARGIN), HEIGHT - 14, []
     shown = [
         (any(m.ours is not None and not m.control for m in marks), shape(0, 0, False), "capsules, last epoch"),
         (any(m.control for m in marks), shape(0, 0, True), "no capsules, last epoch"),

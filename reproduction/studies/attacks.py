@@ -15,6 +15,8 @@ from mspcaps.bench.result import environment
 from mspcaps.evaluation.attacks import attack
 from mspcaps.evaluation.attacks.suite import Trial
 from mspcaps.evaluation.robustness import Robustness, read_robustness, write_robustness
+from mspcaps.files import sha256_of
+from mspcaps.models import weights_path
 from mspcaps.training import choose_device
 
 SHIPPED = {"mspcaps_t": "mspcaps_t.cifar10", "mspcaps_l": "mspcaps_l.cifar10"}
@@ -42,6 +44,12 @@ def pieces(models: Mapping[str, str]) -> list[Piece]:
     return found
 
 
+def read_known(path: Path, digest: str) -> Robustness | None:
+    """What the file tells of these weights; those of an earlier training are to be attacked again."""
+    known = read_robustness(path) if path.is_file() else None
+    return known if known and known.weights_sha256 == digest else None
+
+
 def is_done(known: Robustness | None, text: str, budgets: tuple[float, ...]) -> bool:
     trial = Trial.parse(text)
     key = trial.name, trial.objective, trial.steps, trial.restarts
@@ -56,11 +64,11 @@ def main(
     """Attack the shipped T and L and the `weights`, MODEL=FILE each; begin nothing after so many seconds."""
     models = SHIPPED | dict(pair.split("=", 1) for pair in weights)
     where, began = choose_device(device), time.monotonic()
-    around = environment(where)
+    around, digests = environment(where), {model: sha256_of(weights_path(name)) for model, name in models.items()}
     for model, text, budgets in pieces(models):
         part = "" if images is None else f"-{images}"
         path = results / "robustness" / f"attack-{model}.cifar10{part}.json"
-        if is_done(read_robustness(path) if path.is_file() else None, text, budgets):
+        if is_done(read_known(path, digests[model]), text, budgets):
             continue
         if time.monotonic() - began > seconds:
             print(f"no time is left for {model} under {text}")

@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -223,12 +222,9 @@ def origin(model: nn.Module, images: ImageSet, split: str, weights: str) -> dict
 
 
 def main(
-    weights: tyro.conf.Positional[str],
-    data: Annotated[str | None, tyro.conf.arg(help_behavior_hint="what the weights were trained on")] = None,
-    n: int = 500,
-    threads: int = 1,
-    out: Path = Path("results/explanation"),
+    weights: str, data: str | None = None, n: int = 500, threads: int = 1, out: Path = Path("results/explanation")
 ) -> None:
+    """Measure weights on the first n test images of the data, by default what they were trained on."""
     torch.set_num_threads(threads)
     model = load_model(weights)
     images = load_for(model, data, "test").subset(slice(0, n))
@@ -248,4 +244,6 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    import tyro  # not on every machine with a GPU, where Python calls main
+
+    tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs,))

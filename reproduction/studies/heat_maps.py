@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 from mspcaps.evaluation import load_for
@@ -107,12 +106,9 @@ def compare(found: Explanation, maps: dict[str, Tensor], labels: Tensor, setting
 
 
 def main(
-    weights: tyro.conf.Positional[str],
-    data: str | None = None,
-    n: int = 150,
-    threads: int = 1,
-    out: Path = Path("results/explanation"),
+    weights: str, data: str | None = None, n: int = 150, threads: int = 1, out: Path = Path("results/explanation")
 ) -> None:
+    """Compare the ways on the first n training images of the data, by default what the weights were trained on."""
     torch.set_num_threads(threads)
     model = load_model(weights).eval()
     images = load_for(model, data, "train").subset(slice(0, n))
@@ -127,4 +123,6 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    import tyro  # not on every machine with a GPU, where Python calls main
+
+    tyro.cli(main, config=(tyro.conf.PositionalRequiredArgs,))

@@ -24,6 +24,7 @@ from mspcaps.data import Augmentation, load_dataset
 from mspcaps.training import Recipe, choose_device, load_recipe
 from mspcaps.training.images import MIN_SIDE, fitting_batch
 from mspcaps.training.sweep import run_sweep
+from reproduction.own_pictures import COMPARED
 
 SETS = ("emoji", "stamps", "icons")
 PACKED, RESULTS, RUNS = Path("runs/picture_sets"), Path("results/pictures"), Path("runs")
@@ -31,7 +32,6 @@ HELD_OUT = 5  # one training picture in five
 SETTINGS: dict[str, tuple[float | bool, ...]] = {
     "epochs": (60, 120), "lr": (5e-4, 1e-3, 2e-3), "flip": (False, True),
 }  # fmt: skip
-COMPARED = (("mspcaps_t", ""), ("resnet20", ""), ("mspcaps_t", "mspcaps_t.cifar10"))  # model, initial weights
 
 
 def pack(folder: Path, out: Path = PACKED) -> None:

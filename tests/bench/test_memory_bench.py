@@ -1,6 +1,7 @@
 """The benchmark of larger images: every measurement in a process of its own, tables that follow from the figures."""
 
 import json
+import runpy
 import sys
 
 import pytest
@@ -29,7 +30,7 @@ def test_figures_and_tables(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -
     result = json.loads(path.read_text())
     (steps, refused), notes = tables.result_tables(result)
     assert steps[1][0][2:] == ("8", "75 %", "125", "3.0 GB") and steps[1][1][2:4] == ("2", "5 %")
-    assert "4 times at 32 pixels" in notes[0]
+    assert "4 at 32 pixels" in notes[0]
     for one, row in zip(result["refused"], refused[1], strict=True):
         assert (row[3] == "refused") == (one["needed_bytes"] > one["free_bytes"]) == bool(one["answer"])
         assert 0 < one["seconds"] < 20
@@ -41,6 +42,11 @@ def test_a_process_measures_its_own_steps() -> None:
     found = memory.in_new_process("mspcaps_t_scale16", 32, 4, 1, True)
     assert 0 <= found["system_ms_per_image"] <= found["ms_per_image"] < 10_000
     assert 1e5 < found["peak_memory_bytes"] < 1e9
+
+
+def test_the_file_can_be_imported_on_any_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert runpy.run_path(str(memory.__file__), run_name="elsewhere")["SIZES"] == memory.SIZES
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

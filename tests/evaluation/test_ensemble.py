@@ -1,11 +1,14 @@
 """An ensemble against a plain loop over its members, and what it refuses."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 
 from mspcaps import create_model, load_dataset
 from mspcaps.capsules import margin_loss
-from mspcaps.data import ImageSet
+from mspcaps.data import ImageSet, open_folder
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import evaluate, evaluate_ensemble
 from mspcaps.models import Model
@@ -70,3 +73,16 @@ def test_members_must_name_the_same_classes(data: ImageSet) -> None:
     other.metadata = {"classes": [*data.classes[1:], data.classes[0]]}
     with pytest.raises(MspcapsError, match=r"model 2.*classes"):
         evaluate_ensemble([one, other], data)
+
+
+def test_broken_pictures_are_left_out_of_an_opened_folder(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("L", (16, 16), 60 * number).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "b" / "3.png").write_bytes(b"no picture")
+    told: list[str] = []
+    models = [member(seed, num_classes=2) for seed in range(2)]
+    folder = open_folder(tmp_path, "all", (16, 16))
+    whole, _ = evaluate_ensemble(models, folder, skip_broken=True, tell=told.append)
+    assert whole.n == 7 and whole.confusion.sum(1).tolist() == [4, 3] and len(told) == 1

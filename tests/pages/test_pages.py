@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mspcaps.pages import PREFIX, Bar, image_url, macro, render
-from mspcaps.pages.charts import Curve, confusion_chart, log_ticks, nice_ticks, panels_chart
+from mspcaps.pages.charts import Curve, Panel, confusion_chart, log_ticks, nice_ticks, panels_chart
 from tests.pages.html_checks import assert_self_contained
 
 
@@ -44,14 +44,21 @@ def test_charts():
 
 
 def test_curves_side_by_side():
-    lines = [Curve("a < b", [(0.0, 90.0), (0.1, 40.0)]), Curve("c", [(0.0, 80.0), (0.05, 0.0)], dashed=True)]
-    svg = ElementTree.fromstring(panels_chart({"one": lines, "two": lines[:1]}, "all & more", "x", "y"))
+    lines = [Curve("a < b", [(0.0, 90.0), (0.1, 40.0)]), Curve("c", [(0.0, 80.0), (0.05, 0.0)], 1, dashed=True)]
+    steps = Panel("three", [Curve("d", [(0, 50.0), (1, 75.0), (2, 100.0)])], "z", ["none", "some", "all"])
+    panels = [Panel("one", lines, "x"), Panel("two", lines[:1], "x"), *[steps] * 3]
+    svg = ElementTree.fromstring(panels_chart(panels, "all & more", "y"))
     name = "{http://www.w3.org/2000/svg}%s"
-    found = svg.findall(name % "polyline")
+    found, places = list(svg.iter(name % "polyline")), [g.get("transform") for g in svg.iter(name % "g")]
+    assert places == [f"translate({x} {y})" for x, y in ((0, 0), (250, 0), (500, 0), (750, 0), (0, 210))]
     points = [[tuple(map(float, p.split(","))) for p in line.get("points", "").split()] for line in found]
-    assert [line.get("class") for line in found] == ["line c0", "line c1 dashed", "line c0"]
+    looks = ["line c0 d0", "line c1 d1", "line c0 d0", *["line c2 d2"] * 3]
+    assert [line.get("class") for line in found] == looks and points[2] == points[0]
     (left, high), (right, low) = points[0]
-    assert left < right and high < low and points[2][0][0] > right, "eps grows to the right, accuracy upwards"
+    assert left < right and high < low, "eps grows to the right, accuracy upwards"
+    assert points[3][1] == pytest.approx(
+        [sum(pair) / 2 for pair in zip(points[3][0], points[3][2], strict=True)], abs=0.1
+    )
     assert points[1][1][0] == pytest.approx((left + right) / 2, abs=0.1)
     texts = ["".join(text.itertext()) for text in svg.iter(name % "text")]
-    assert {"one", "two", "a < b", "c", "x", "y", "100"} <= set(texts)
+    assert {"one", "two", "three", "a < b", "c", "x", "y", "z", "some", "100"} <= set(texts)

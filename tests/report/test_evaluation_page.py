@@ -9,7 +9,7 @@ from PIL import Image
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.evaluation import Evaluation
-from mspcaps.evaluation.accuracy import measure
+from mspcaps.evaluation.accuracy import all_scores, measure
 from mspcaps.models import create_model
 from mspcaps.report import mistakes
 from mspcaps.report.evaluation import Page, choose_right, choose_wrong, make_example, render_page, write_page
@@ -104,15 +104,15 @@ def test_curves_are_shown_where_there_are_any():
 
 
 def made(k: int, n: int, name: str = "resnet20", size: int = 16) -> tuple[torch.nn.Module, Page]:
-    """Random images and scores of k classes, some without images."""
+    """Random images of k classes, some without images, and a model without training."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, k - k // 4, (n,), generator=generator)
     classes = tuple(f"<{i}> & “{i}”, a name as long as some folders have" for i in range(k))
     torch.manual_seed(0)
     model = create_model(name, num_classes=k, img_size=size).eval()
     model.metadata = {"classes": list(classes)}
-    found = measure(model, torch.rand(n, k, generator=generator), labels, classes)
     images = torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=generator)
+    found = measure(model, all_scores(model, images, 100), labels, classes)
     return model, Page("t", [], found, ImageSet(images, labels, classes, "toy"), [], "")
 
 
@@ -134,11 +134,22 @@ def test_pages_of_any_number_of_classes_and_any_model(k, name, tmp_path, monkeyp
     assert len(html) < 1_500_000
 
 
+def test_what_is_explained_is_the_answer_of_the_page(monkeypatch):
+    """The mean over an image and its mirror image may be an answer that the model gives to neither."""
+    monkeypatch.setattr(mistakes, "SECONDS", 60)
+    model, about = made(3, 20)
+    wrong, own = choose_wrong(about.evaluation), about.evaluation.predictions
+    answers = [int(own[i]) if i == wrong[0] else (y + 1) % 3 for i, y in enumerate(about.data.labels.tolist())]
+    told = measure(model, torch.eye(3)[torch.tensor(answers)], about.data.labels, about.data.classes)
+    same = {i for i in range(6) if told.predictions[i] == own[i] != told.labels[i]}
+    assert {*mistakes.explain_mistakes(model, about.data, told, range(6))} == same and 0 < len(same) < 6
+
+
 def test_an_explanation_that_takes_too_long_is_left_out(monkeypatch):
     monkeypatch.setattr(mistakes, "SECONDS", 0.0)
     model, about = made(3, 20)
-    assert mistakes.explain_mistakes(model, about.data, about.data.labels, [0, 1]) == {}
-    assert mistakes.explain_mistakes(torch.nn.Identity(), about.data, about.data.labels, [0, 1]) == {}
+    assert mistakes.explain_mistakes(model, about.data, about.evaluation, [0, 1]) == {}
+    assert mistakes.explain_mistakes(torch.nn.Identity(), about.data, about.evaluation, [0, 1]) == {}
 
 
 def test_the_page_of_a_run_is_about_at_most_so_many_images(monkeypatch, tmp_path):

@@ -11,8 +11,9 @@ from mspcaps.data import load_dataset
 from mspcaps.training import list_runs, load_recipe
 from mspcaps.training.sweep import run_sweep
 from reproduction import own_pictures as tables
-from reproduction.pages import lines, render
+from reproduction.pages import render
 from reproduction.studies import own_pictures as study
+from reproduction.study_tables import markdown_table
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def text_of(results: Path) -> str:
-    grid = lambda heads, rows, left: lines(heads, rows, range(left, len(heads)))  # noqa: E731
+    grid = lambda heads, rows, left: markdown_table(heads, rows, range(left, len(heads)))  # noqa: E731
     return render("own_pictures.md.j2", {"own_pictures": tables.picture_values(results), "grid": grid})
 
 
@@ -65,6 +66,8 @@ def test_from_folders_to_tables(place: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert row[5] == "–"
     means = [float(row[-1]) for row in values["choice_rows"]]
     assert means == sorted(means, reverse=True) and "| emoji" in text_of(results)
+    own = next(row for row in values["choice_rows"] if row[1] == f"{quick.lr:g}")
+    assert values["behind"] == pytest.approx(means[0] - float(own[-1]), abs=0.011)
 
 
 def test_the_recipe_is_one_of_those_compared() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from mspcaps.evaluation.robustness import Caution, Curve, Point, Robustness, result_path, write_robustness
 from reproduction.pages import render
 from reproduction.robustness import read_attacks, values_of
+from reproduction.studies import __path__ as folders
 from reproduction.studies import attacks
 
 N = 10_000
@@ -100,7 +101,18 @@ def test_the_study_attacks_what_is_missing(tmp_path):
     assert not attacks.is_done(known, "bim-20:margin", (0.01,)) and not attacks.is_done(known, "bim-10:cw", (0.01,))
 
 
+def test_pieces_of_earlier_weights_are_made_again(tmp_path: Path) -> None:
+    stored(tmp_path, "mspcaps_t", Curve("fgsm", "margin", 1, 1, 0.0, points(60, eps=(0.01,))))
+    (path,) = tmp_path.glob("robustness/*.json")
+    (known,) = read_attacks(tmp_path)
+    found = attacks.read_known(path, known.weights_sha256)
+    assert attacks.is_done(found, "fgsm:margin", (0.01,))
+    assert attacks.read_known(path, "1" * 64) is None and attacks.read_known(tmp_path / "none.json", "") is None
+
+
 def test_what_a_gpu_runs_needs_no_command_line() -> None:
     """Machines with GPUs may have PyTorch and no tyro: Python calls `main` of the studies, and the sweep."""
-    code = "import sys; sys.modules['tyro'] = None; import reproduction.studies.attacks, reproduction.studies.shifts"
+    modules = [f"reproduction.studies.{path.stem}" for path in Path(folders[0]).glob("[!_]*.py")]
+    assert len(modules) > 6
+    code = f"import sys; sys.modules['tyro'] = None; import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", f"{code}; import mspcaps.training.sweep, mspcaps.bench"], check=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import environment
-from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
+from mspcaps.bench.result import check_batch, new_result
+from mspcaps.bench.timing import Effort, TimedCall, significant, time_interleaved
 from mspcaps.data import load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import full_precision
@@ -29,7 +29,7 @@ CONVENTIONS = {
 }
 
 
-class Attack(Timed):
+class Attack(TimedCall):
     """One attack on all images, batch by batch."""
 
     def __init__(self, attack: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, batch_size: int) -> None:
@@ -53,31 +53,26 @@ def bench_attack(
 ) -> dict[str, Any]:
     """Measure, with the shipped weights of the model for CIFAR-10."""
     device = device or torch.device("cpu")
-    if batch_size is not None and batch_size < 1:
-        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    check_batch(batch_size)
     weights = f"{model}.{DATA}"
     if weights not in list_pretrained():
         raise MspcapsError(f"an attack needs trained weights, and none of {model} for {DATA} are shipped")
     size = batch_size or (2500 if device.type == "cuda" else 50)
-    around = environment(device)
+    result = new_result("attack", model, device, quick, CONVENTIONS)
     trained = load_model(weights).to(device)
     count = QUICK if quick else None if device.type == "cuda" else ON_CPU
     data = load_dataset(DATA, "test")
     x, y = (t[:count].to(device) for t in (data.images, data.labels))
     x = x.float() / 255
-    result: dict[str, Any] = {
-        "what": "attack", "model": model, "quick": quick, "environment": around, "conventions": CONVENTIONS,
-        "images": len(x), "batch_size": size, "steps": STEPS,
-    }  # fmt: skip
+    result |= {"images": len(x), "batch_size": size, "steps": STEPS, "unavailable": {}}
     works = {"ours": Attack(lambda x, y: bim(trained, x, y, EPS, steps=STEPS), x, y, size)}
     if device.type == "cuda" and not quick:
         compiled = load_model(weights).to(device).requires_grad_(False)
         compiled.compile(dynamic=False)
         works["ours, compiled"] = Attack(lambda x, y: bim(compiled, x, y, EPS, steps=STEPS), x, y, size)
-    result["unavailable"] = {}
     try:
         works["foolbox"] = Attack(foolbox_bim(trained, device), x, y, size)
-        around["software"]["foolbox"] = importlib.metadata.version("foolbox")
+        result["environment"]["software"]["foolbox"] = importlib.metadata.version("foolbox")
     except MspcapsError as error:
         result["unavailable"]["foolbox"] = str(error)
     for name in works:
@@ -86,20 +81,16 @@ def bench_attack(
     timings = time_interleaved(works, device, effort)
     result["variants"] = {
         name: {
-            "seconds": {key: significant(value / 1000) for key, value in bounds(timings[name].samples).items()},
-            "images_per_second": significant(1000 * len(x) / timings[name].median),
-            "fooled": work.fooled(trained),
+            "seconds": {key: significant(timing.to_dict()[key] / 1000) for key in ("median", "lowest", "highest")},
+            "images_per_second": significant(1000 * len(x) / timing.median),
+            "fooled": works[name].fooled(trained),
         }
-        for name, work in works.items()
+        for name, timing in timings.items()
     }
     if "foolbox" in works:
         ours = min(timings[name].median for name in works if name != "foolbox")
         result["ratios"] = {"ours_vs_foolbox": round(timings["foolbox"].median / ours, 3)}
     return result
-
-
-def bounds(samples: tuple[float, ...]) -> dict[str, float]:
-    return {"median": sorted(samples)[len(samples) // 2], "lowest": min(samples), "highest": max(samples)}
 
 
 def foolbox_bim(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

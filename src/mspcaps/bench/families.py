@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mspcaps.bench.infer import Forward, images
-from mspcaps.bench.result import environment
+from mspcaps.bench.result import check_batch, new_result
 from mspcaps.bench.timing import Effort, Timed, Timing, measure_peak, significant, time_interleaved
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.data import ImageSet
@@ -49,20 +49,16 @@ def bench_families(
     device = device or torch.device("cpu")
     on_gpu = device.type == "cuda"
     batch_size = batch_size if batch_size is not None else PAPER.batch_size if on_gpu else 16
-    if batch_size < 2:
-        raise MspcapsError(f"batch_size is {batch_size}, but BatchNorm needs at least 2 images in a batch")
+    check_batch(batch_size, training=True)
     for name in (reference, *models):
         check_name(name)
     if on_gpu:
         torch.backends.cudnn.benchmark = True  # as the trainer does
-    where = environment(device)  # before the machine is busy with us
+    result = new_result("families", "+".join(models) or "all", device, quick, CONVENTIONS)
     task = Task(batch_size, images=CIFAR10.train if on_gpu and not quick else 4 * batch_size)
     pair = Pair(reference, task, device, quick)
-    result: dict[str, Any] = {
-        "what": "families", "model": "+".join(models) or "all", "reference": reference, "quick": quick,
-        "environment": where, "conventions": CONVENTIONS, "batch_size": batch_size,
-        "inference_batch_size": pair.inference_batch, "families": {}, "failed": {},
-    }  # fmt: skip
+    result |= {"reference": reference, "batch_size": batch_size, "inference_batch_size": pair.inference_batch}
+    result |= {"families": {}, "failed": {}}
     for name in dict.fromkeys((reference, *(models or list_families()))):
         log(f"measuring {name}")
         try:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import environment, yardstick
-from mspcaps.bench.timing import Effort, Timed, quantile, significant, time_interleaved, timed
+from mspcaps.bench.result import check_batch, new_result, yardstick
+from mspcaps.bench.timing import Effort, TimedCall, quantile, significant, time_interleaved, timed
 from mspcaps.bench.variants import CIFAR10, Task
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.graphs import to_onnx, trace
@@ -33,7 +33,7 @@ CONVENTIONS = {
 }
 
 
-class Forward(Timed):
+class Forward(TimedCall):
     """One model in one form: evaluation mode, inference mode, the precision that the device works in."""
 
     def __init__(self, model: nn.Module, form: str, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class Forward(Timed):
         return self.y
 
 
-class OnnxForward(Timed):
+class OnnxForward(TimedCall):
     """A file that `mspcaps export` writes, or its content, in onnxruntime on the CPU."""
 
     def __init__(self, file: Path | bytes) -> None:
@@ -101,17 +101,14 @@ def bench_infer(
 ) -> dict[str, Any]:
     """Measure; `batch_size` is the largest batch that throughput is tried with."""
     device = device or torch.device("cpu")
-    if batch_size is not None and batch_size < 1:
-        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    check_batch(batch_size)
     largest = batch_size or (4096 if device.type == "cuda" else 128)
     batches = [*[b for b in (8, 32, 128, 512, 1024, 2048) if b < largest][-1 if quick else -2 :], largest]
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     names = {"ours": model, "resnet": yardstick(model)}
-    result: dict[str, Any] = {
-        "what": "infer", "model": model, "quick": quick, "environment": environment(device),
-        "conventions": CONVENTIONS, "precision": "fp32" if working_precision(device) is None else "bf16",
-    }  # fmt: skip
+    result = new_result("infer", model, device, quick, CONVENTIONS)
+    result["precision"] = "fp32" if working_precision(device) is None else "bf16"
     works, fails = prepare(names, device, quick, log)
     if ("ours", "onnxruntime") in works:
         result["environment"]["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")

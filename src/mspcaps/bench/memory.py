@@ -6,7 +6,6 @@ in turn with and without. Processor time is counted, not the clock: others on th
 """
 
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import environment
+from mspcaps.bench.result import check_batch, new_result
 from mspcaps.bench.timing import significant
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
@@ -48,12 +47,8 @@ def bench_memory(
     device, batch = device or torch.device("cpu"), BATCH if batch_size is None else batch_size
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         raise MspcapsError("the memory benchmark is about a CPU with Linux: use --device cpu there")
-    if batch < 2:
-        raise MspcapsError(f"batch_size is {batch}, but BatchNorm needs at least 2 images in a batch")
-    result: dict[str, Any] = {
-        "what": "memory", "model": model, "quick": quick, "environment": environment(device),
-        "conventions": CONVENTIONS, "batch_size": batch, "sizes": [],
-    }  # fmt: skip
+    check_batch(batch, training=True)
+    result = new_result("memory", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[])
     for side in (32, 48) if quick else SIZES:
         check_memory(replace(PAPER, model=model, batch_size=batch), device, 10, 3, (side, side), 0)
         found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
@@ -82,10 +77,10 @@ def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> 
     run = EngineRun(task.model(model), task.data(), task, "eager")
     start = resident_bytes("VmRSS")
     run.run(1)
-    before = usage()
+    before = processor_seconds()
     run.run(steps)
-    after, images = usage(), steps * batch
-    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    user, system = (now - then for now, then in zip(processor_seconds(), before, strict=True))
+    images = steps * batch
     return {
         "ms_per_image": 1000 * (user + system) / images,
         "system_ms_per_image": 1000 * system / images,
@@ -93,8 +88,12 @@ def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> 
     }
 
 
-def usage() -> resource.struct_rusage:
-    return resource.getrusage(resource.RUSAGE_SELF)
+def processor_seconds() -> tuple[float, float]:
+    """Of this process so far: user and system."""
+    import resource  # Windows has none, and imports this file, too
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime, used.ru_stime
 
 
 def resident_bytes(name: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mspcaps.errors import MspcapsError
 from mspcaps.files import write_json
 from mspcaps.models import list_models, summarize
 from mspcaps.training import ledger
@@ -26,6 +27,21 @@ def environment(device: torch.device) -> dict[str, Any]:
         "commit": ledger.git_commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def new_result(
+    what: str, model: str, device: torch.device, quick: bool, conventions: dict[str, str], **more: Any
+) -> dict[str, Any]:
+    """How every result begins. Call it before the machine is busy with us."""
+    facts = {"environment": environment(device), "conventions": conventions}
+    return {"what": what, "model": model, "quick": quick, **facts, **more}
+
+
+def check_batch(size: int | None, training: bool = False) -> None:
+    """None stands for the default of a benchmark."""
+    if size is not None and size < 1 + training:
+        why = "BatchNorm needs at least 2 images in a batch" if training else "must be at least 1"
+        raise MspcapsError(f"batch_size is {size}, but {why}")
 
 
 def write_result(results: Path, result: dict[str, Any]) -> Path:

@@ -10,15 +10,12 @@ Table = tuple[tuple[str, ...], Rows]
 
 def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
     """The tables of a result and the notes below them."""
-    if result["what"] == "train":
-        return training_tables(result), training_notes(result)
-    if result["what"] == "families":
-        return families_tables(result), families_notes(result)
-    if result["what"] == "attack":
-        return attack_tables(result), attack_notes(result)
-    if result["what"] == "memory":
-        return memory_tables(result), memory_notes(result)
-    return inference_tables(result), inference_notes(result)
+    make_tables, make_notes = {
+        "train": (training_tables, training_notes), "infer": (inference_tables, inference_notes),
+        "families": (families_tables, families_notes), "attack": (attack_tables, attack_notes),
+        "memory": (memory_tables, memory_notes),
+    }[result["what"]]  # fmt: skip
+    return make_tables(result), make_notes(result)
 
 
 def training_tables(result: dict[str, Any]) -> list[Table]:
@@ -209,17 +206,19 @@ def memory_tables(result: dict[str, Any]) -> list[Table]:
 
 def memory_notes(result: dict[str, Any]) -> list[str]:
     environment = result["environment"]
-    gains = {
-        size["img_size"]: size["given_back"]["ms_per_image"] / size["kept"]["ms_per_image"] for size in result["sizes"]
-    }
-    ratios = [f"{number(gain)} times at {side} pixels" for side, gain in gains.items()]
+    factors = [
+        f"by {number(size['given_back']['ms_per_image'] / size['kept']['ms_per_image'])} at {size['img_size']} pixels"
+        for size in result["sizes"]
+    ]
     answers = [f"The answer: “{one['answer']}”." for one in result["refused"] if one["answer"]]
     return [
-        f"Where freed memory is kept, as `mspcaps train` does on a CPU, training is faster: {', '.join(ratios)}.",
+        "Giving freed memory back to the system, which `mspcaps train` does not do on a CPU, multiplies the time of a "
+        f"step: {', '.join(factors)}.",
         f"Training steps of {result['model']}, batch size {result['batch_size']}, one thread; times are those of the "
         "processor, each measured in a new process, in turn.",
         *answers,
         f"Device: {environment['device']}; torch {environment['software']['torch']}.",
+        *busy_note(environment),
     ]
 
 

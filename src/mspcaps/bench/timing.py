@@ -9,6 +9,7 @@ import math
 import os
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,17 +18,24 @@ import torch
 from torch.autograd import DeviceType
 
 
-class Timed:
-    """Something that takes steps: a call is one; what takes several at a time overrides `run`."""
+class Timed(ABC):
+    """Something that takes steps."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 - most have nothing to settle
         """Before every block, untimed: use up what was prepared while others ran."""
 
-    def __call__(self) -> object:
-        raise NotImplementedError
-
+    @abstractmethod
     def run(self, steps: int) -> int:
         """Take at least so many steps; returns how many."""
+
+
+class TimedCall(Timed):
+    """A call is a step."""
+
+    @abstractmethod
+    def __call__(self) -> object: ...
+
+    def run(self, steps: int) -> int:
         for _ in range(steps):
             self()
         return steps
@@ -78,6 +86,8 @@ class Timing:
 def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def timed(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
@@ -105,7 +115,7 @@ def time_interleaved(variants: Mapping[K, Timed], device: torch.device, effort: 
     return {name: Timing(tuple(times)) for name, times in samples.items()}
 
 
-class MatrixProduct(Timed):
+class MatrixProduct(TimedCall):
     """The yardstick for arithmetic: n x n by n x n in the precision that training multiplies in."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, quick: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mspcaps.bench.packed import Log, pack
-from mspcaps.bench.result import environment, yardstick
+from mspcaps.bench.result import check_batch, new_result, yardstick
 from mspcaps.bench.timing import (
     Effort,
     MatrixProduct,
@@ -45,7 +45,7 @@ CONVENTIONS = {
 def bench_train(
     model: str = "mspcaps_t",
     device: torch.device | None = None,
-    batch_size: int = PAPER.batch_size,
+    batch_size: int | None = None,
     scaling: bool = False,
     packed: int | None = None,
     quick: bool = False,
@@ -55,17 +55,17 @@ def bench_train(
     """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side,
     `group` has one process send the messages of several."""
     device = device or torch.device("cpu")
-    check(device, batch_size, packed)
+    check_batch(batch_size, training=True)
+    if packed is not None and packed < 2:
+        raise MspcapsError(f"packed is {packed}, but running side by side needs at least 2 runs")
+    if packed and device.type != "cuda":
+        raise MspcapsError("packed works on a GPU only: on a CPU a single run uses all the cores")
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # as the trainer does
-    effort = Effort.for_device(device, quick)
-    other = yardstick(model)
-    result: dict[str, Any] = {
-        "what": "train", "model": model, "quick": quick, "environment": environment(device),
-        "conventions": CONVENTIONS, "batch_size": batch_size,
-    }  # fmt: skip
-    task = Task(batch_size, images=2 * batch_size if quick else max(CIFAR10.train, batch_size))
-    result |= compare(model, other, task, device, effort, quick, log)
+    effort, size = Effort.for_device(device, quick), PAPER.batch_size if batch_size is None else batch_size
+    result = new_result("train", model, device, quick, CONVENTIONS, batch_size=size)
+    task = Task(size, images=2 * size if quick else max(CIFAR10.train, size))
+    result |= compare(model, yardstick(model), task, device, effort, quick, log)
     if scaling:
         result["scaling"] = grow(model, device, effort, points(task, quick), log)
     if packed:
@@ -73,15 +73,6 @@ def bench_train(
     if group:
         result["group"] = compare_group(model, task, device, effort, log)
     return result
-
-
-def check(device: torch.device, batch_size: int, packed: int | None) -> None:
-    if batch_size < 2:
-        raise MspcapsError(f"batch_size is {batch_size}, but BatchNorm needs at least 2 images in a batch")
-    if packed is not None and packed < 2:
-        raise MspcapsError(f"packed is {packed}, but running side by side needs at least 2 runs")
-    if packed and device.type != "cuda":
-        raise MspcapsError("packed works on a GPU only: on a CPU a single run uses all the cores")
 
 
 def compare(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from mspcaps.bench.timing import Timed
+from mspcaps.bench.timing import Timed, TimedCall
 from mspcaps.data import Augmentation, ImageSet, facts
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, create_model
@@ -116,7 +116,7 @@ def random_crop(image: Tensor, padding: int) -> Tensor:
     return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
 
 
-class EagerReference(Timed):
+class EagerReference(TimedCall):
     """Takes steps on the images, epoch after epoch."""
 
     engine, precision = "eager", "fp32"

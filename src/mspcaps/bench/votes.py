@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mspcaps.bench.result import check_batch
 from mspcaps.capsules import DynamicRouting, InvertedAttentionRouting
 from mspcaps.capsules.routing.dynamic import route_votes
 from mspcaps.capsules.routing.inverted_attention import SIDE
-from mspcaps.errors import MspcapsError
 from mspcaps.models import create_model
 
 FAMILIES = ("capsnet", "deepcaps", "idp_capsnet")
@@ -107,8 +107,7 @@ def measure_inverted(
 
 def bench_votes(batch_size: int = 128, img_size: int = 32) -> list[VoteMemory]:
     """Every routing with a matrix per pair of capsules, for images of 3 channels and 10 classes."""
-    if batch_size < 1:
-        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
+    check_batch(batch_size)
     found = []
     for name in FAMILIES:
         with META:

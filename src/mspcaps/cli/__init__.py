@@ -17,7 +17,7 @@ from typing import Any
 import tyro
 
 from mspcaps import __version__
-from mspcaps.cli import attacks, commands, datasets, evaluation, training
+from mspcaps.cli import bench, commands, datasets, evaluation, training
 from mspcaps.errors import MspcapsError, first_line, nearest, reason
 from mspcaps.progress import say
 
@@ -35,11 +35,11 @@ COMMANDS: Table = {
     "train": training.train,
     "sweep": training.sweep,
     "eval": evaluation.evaluate,
-    "attack": attacks.attack,
+    "attack": evaluation.attack,
     "predict": commands.predict,
     "explain": commands.explain,
     "export": commands.export,
-    "bench": commands.bench,
+    "bench": bench.bench,
     "report": commands.report,
     "app": commands.app,
 }

@@ -4,7 +4,7 @@ import sys
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
@@ -254,7 +254,7 @@ def explain(
 def export(
     weights: Positional[str],
     out: Positional[Path],
-    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    int8: Switch = False,
     calibrate: Maybe[str] = None,
 ) -> None:
     """Export trained weights to an ONNX or torch.export file, after checking that its scores match PyTorch's.
@@ -281,80 +281,6 @@ def export(
             f"int8 gives the same answer as fp32 for {same:,} of {images:,} test images of {int8_check.data} "
             f"({100 * same / images:.1f} %); {int8_check.calibrated:,} of its training images set the ranges"
         )
-
-
-def bench(
-    what: Positional[Literal["train", "infer", "families", "attack", "memory", "votes"]],
-    model: str = "mspcaps_t",
-    models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
-    batch_size: Maybe[int] = None,
-    scaling: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    packed: Maybe[int] = None,
-    group: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    device: Maybe[str] = None,
-    results: Path = Path("results"),
-) -> None:
-    """Measure speed on this machine beside a reference in the same run: eager PyTorch and a ResNet, or foolbox.
-
-    Args:
-        what: train measures training steps, infer the forward pass, families both for every family of models, attack a
-            10-step attack with shipped weights, memory training steps on a CPU at larger image sizes; votes states the
-            memory that routing takes where every pair of capsules has a matrix, beside the plain form.
-        model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
-        models: families only: measure these instead of all.
-        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
-            attack: images at a time. For memory: 8 by default.
-        scaling: train only: also measure how cost grows with image size, batch size and number of classes.
-        packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
-        group: train only: also measure what the messages of several processes cost, sent by one process to itself.
-        quick: Run a few steps only, to check that everything works; the figures mean nothing.
-        device: cpu, cuda or mps; default: the GPU if there is one.
-        results: The figures are written to bench/*.json in this folder.
-    """
-    from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_memory, bench_train, tables, write_result
-    from mspcaps.training import choose_device
-
-    if what != "train" and (scaling or group or packed is not None):
-        raise MspcapsError("--scaling, --packed and --group work with `mspcaps bench train` only")
-    if what != "families" and models:
-        raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
-    if what == "votes":
-        show_votes(128 if batch_size is None else batch_size)
-        return
-    chosen = choose_device(device)
-    check_writable(results / "bench")  # before minutes of measuring
-    if what == "train":
-        size = {} if batch_size is None else {"batch_size": batch_size}
-        result = bench_train(model, chosen, **size, scaling=scaling, packed=packed, quick=quick, log=log, group=group)
-    elif what == "families":
-        result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
-    else:
-        measure = {"infer": bench_infer, "attack": bench_attack, "memory": bench_memory}[what]
-        result = measure(model, chosen, batch_size, quick, log)
-    blocks, notes = tables.result_tables(result)
-    for head, rows in blocks:
-        table(head, rows, right=range(1, len(head)))
-    print("\n".join(notes))
-    say(f"figures: {write_result(results, result)}")
-
-
-def show_votes(batch_size: int) -> None:
-    from mspcaps.bench.votes import bench_votes
-
-    rows = [
-        (
-            f"{one.model}, {one.routing}", format_bytes(one.votes_bytes), format_bytes(one.ours_bytes),
-            format_bytes(one.plain_bytes), f"{one.plain_bytes / one.ours_bytes:.1f} x",
-        )
-        for one in bench_votes(batch_size)
-    ]  # fmt: skip
-    table(("routing", "its votes alone", "ours", "plain form", "plain / ours"), rows, right=(1, 2, 3, 4))
-    print(f"peak of a pass forward and backward, eager, in fp32, for {batch_size} images of 3 x 32 x 32; 10 classes")
-
-
-def log(line: str) -> None:
-    print(f"{line} ...", flush=True)
 
 
 def report(

@@ -23,11 +23,9 @@ from mspcaps.progress import Progress, printable, say
 
 T = TypeVar("T")
 STOPPING = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
-SkipBroken = Annotated[
-    bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")
-]
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+SkipBroken = Annotated[Switch, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")]
 JsonSwitch = Annotated[Switch, tyro.conf.arg(help="Print one JSON document instead, and nothing else on stdout.")]
 CsvSwitch = Annotated[Switch, tyro.conf.arg(help="Print one CSV table instead, and nothing else on stdout.")]
 Format = Literal["text", "json", "csv"]

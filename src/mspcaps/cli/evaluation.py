@@ -1,4 +1,4 @@
-"""`mspcaps eval`: measure trained weights, on images as they are or changed."""
+"""`mspcaps eval` and `mspcaps attack`: measure trained weights on images as they are, changed, or under attack."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mspcaps.data import ImageSet
-    from mspcaps.evaluation import Evaluation, ShiftEvaluation
+    from mspcaps.evaluation import Evaluation
     from mspcaps.evaluation.health import BlockHealth
 
 
@@ -75,41 +75,28 @@ def evaluate(
         out: Folder for the page, with a subfolder per weights file.
     """
     from mspcaps.evaluation import evaluate as run
-    from mspcaps.evaluation import evaluate_ensemble, evaluate_shifts, load_for
-    from mspcaps.report import evaluation_page, write_page
+    from mspcaps.evaluation import evaluate_ensemble, load_for
     from mspcaps.report.run import page_path
 
     form = choose_format(json, csv)
     check_wishes(weights, form, images, shifts, flip, results)
     models, where = load_weights(weights, device)
-    model = models[0]
     with show_progress("images") as progress:
-        if len(models) > 1:
-            result, members = evaluate_ensemble(
-                models, data, split, batch_size, where, progress.update, skip_broken, note, flip
-            )
-        else:
-            whole = load_for(model, data, split, progress.update, skip_broken=skip_broken, tell=note)
-            chosen, members = some_of(whole, images), []
-            if shifts:
-                changed = evaluate_shifts(model, chosen, (), 0, batch_size, where, progress.update)
-            else:
-                result = run(model, chosen, batch_size, where, progress.update, flip=flip)
+        whole = load_for(models[0], data, split, progress.update, skip_broken=skip_broken, tell=note)
+    chosen = some_of(whole, images)
     if shifts:
-        show_shifts(model, weights[0], chosen.name, changed, chosen is not whole, results)
+        show_shifts(weights[0], models[0], chosen, chosen is not whole, batch_size, where, results)
         return
-    source, written = data or vars(model)["metadata"]["recipe"]["data"], None
-    if form == "text":
-        show_figures(weights, members, result, source, split)
-    if page:
-        seen = load_for(model, data, split, skip_broken=skip_broken, tell=lambda line: None) if members else chosen
-        place = page_path(out, weights, seen.name, split, images, flip)
-        about = None if members else model
-        written = show_page(
-            lambda: write_page(place, evaluation_page(weights, model, result, seen, source, split), about), form
-        )
-    if form != "text":
-        show_document(form, weights, members, result, source, split, written)
+    with show_progress("images") as progress:
+        how = (batch_size, where, progress.update)
+        if len(models) > 1:
+            quiet = lambda sentence: None  # noqa: E731 - what was left out is told already
+            result, members = evaluate_ensemble(models, data, split, *how, skip_broken, quiet, flip)
+        else:
+            result, members = run(models[0], chosen, *how, flip=flip), []
+    place = page_path(out, weights, chosen.name, split, images, flip) if page else None
+    source = data or vars(models[0])["metadata"]["recipe"]["data"]
+    show_result(form, weights, models[0], members, result, chosen, source, split, place)
 
 
 def check_wishes(
@@ -140,15 +127,25 @@ def load_weights(weights: "Sequence[str]", device: str | None) -> "tuple[list[nn
     return models, choose_device("cpu" if any(exported) else device)
 
 
-def show_document(
-    form: Format, weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation", source: str,
-    split: str, page: Path | None,
+def show_result(
+    form: Format, weights: "Sequence[str]", model: "nn.Module", members: "Sequence[Evaluation]", result: "Evaluation",
+    data: "ImageSet", source: str, split: str, place: Path | None,
 ) -> None:  # fmt: skip
-    """The same for programs; docs/formats.md lists the keys."""
+    """Figures for people, a page at `place`, a document for programs, whose keys docs/formats.md lists."""
     from mspcaps.evaluation.accuracy import MIRRORED
+    from mspcaps.report import evaluation_page, write_page
     from mspcaps.report.evaluation import as_document
     from mspcaps.report.run import folder_notes
 
+    if form == "text":
+        show_figures(weights, members, result, source, split)
+    page = None
+    if place is not None:
+        explained = None if members else model
+        make = lambda: write_page(place, evaluation_page(weights, model, result, data, source, split), explained)  # noqa: E731
+        page = show_page(make, form)
+    if form == "text":
+        return
     if form == "csv" and result.flip:  # its rows are those of the classes: they cannot say it
         note(MIRRORED)
     document = {"weights": weights, "data": source, "split": split, **as_document(result)}
@@ -162,11 +159,13 @@ def show_figures(
 ) -> None:
     """Tables and sentences, for people."""
     from mspcaps.evaluation.accuracy import MIRRORED
+    from mspcaps.report.evaluation import class_rows, mean_row
 
     if members:
         show_members(weights, members, result)
     else:
-        show_classes(result)
+        heads = ("class", "images", "precision", "recall", "F1", "AUC")
+        table(heads, [*class_rows(result), mean_row(result)], right=range(1, 6))
     show_source(source, split, result.n)
     if not members:
         print(
@@ -215,29 +214,23 @@ def some_of(data: "ImageSet", count: int | None) -> "ImageSet":
     return data.split(count)[1]
 
 
-def show_classes(result: "Evaluation") -> None:
-    """The measures of each class."""
-    from mspcaps.report.evaluation import class_rows, mean_row
-
-    heads = ("class", "images", "precision", "recall", "F1", "AUC")
-    table(heads, [*class_rows(result), mean_row(result)], right=range(1, 6))
-
-
 def show_shifts(
-    model: "nn.Module", weights: str, dataset: str, found: "ShiftEvaluation", part: bool, results: Path
-) -> None:
-    """The table, and where the figures went."""
+    weights: str, model: "nn.Module", data: "ImageSet", part: bool, batch_size: int, device: "torch.device",
+    results: Path,
+) -> None:  # fmt: skip
+    """Measure on changed images: the table, and where the figures went."""
     from mspcaps.bench.result import environment
-    from mspcaps.evaluation import ShiftResult, write_shifts
-    from mspcaps.evaluation.accuracy import placement
+    from mspcaps.evaluation import ShiftResult, evaluate_shifts, write_shifts
     from mspcaps.files import sha256_of
     from mspcaps.models.shipped import weights_path
 
-    made = environment(placement(model)[0])
-    result = ShiftResult.of(model, dataset, found, part, sha256_of(weights_path(weights)), made)
+    around = environment(device)
+    with show_progress("images") as progress:
+        found = evaluate_shifts(model, data, (), 0, batch_size, device, progress.update)
+    result = ShiftResult.of(model, data.name, found, part, sha256_of(weights_path(weights)), around)
     heads, rows = result.table()
     table(heads, rows, right=range(2, len(heads)))
-    say(f"accuracy in percent of {found.n:,} images of {dataset}")
+    say(f"accuracy in percent of {found.n:,} images of {data.name}")
     path, figure = write_shifts(results, result)
     say(f"Figures: {path}\nDrawing: {figure}")
 
@@ -258,3 +251,64 @@ def show_health(health: "Sequence[BlockHealth]") -> None:
     for block in health:
         if block.collapsed:
             print(f"{block.name} has collapsed: {block.why()}")
+
+
+def attack(
+    weights: Positional[str],
+    data: Maybe[str] = None,
+    eps: tuple[str, ...] = ("1/255", "2/255", "4/255", "8/255"),
+    attacks: Maybe[tuple[str, ...]] = None,
+    restarts: int = 1,
+    images: Maybe[int] = None,
+    split: Literal["train", "val", "test", "all"] = "test",
+    seed: int = 0,
+    surrogate: Maybe[str] = None,
+    batch_size: Maybe[int] = None,
+    check: Annotated[bool, tyro.conf.arg(help="Whether to check afterwards that the figures can be trusted.")] = True,
+    device: Maybe[str] = None,
+    results: Path = Path("results"),
+) -> None:
+    """Attack trained weights and measure what is left of their accuracy; warn if the figures cannot be trusted.
+
+    An attack is written NAME, NAME-STEPS or NAME-STEPS:OBJECTIVE, such as pgd-50:cw. The names are fgsm, bim, pgd,
+    apgd, square and votes (for models with routing); the objectives are margin, cross_entropy, log_odds (for capsules),
+    cw, dlr and, for apgd, targeted_dlr. Images that the model gets wrong anyway count as lost.
+
+    Args:
+        weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
+        data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
+        eps: Budgets: by how much a pixel in [0, 1] may change, as 8/255 or 0.03.
+        attacks: What to attack with; default: fgsm pgd apgd, for capsules also apgd:log_odds votes:log_odds.
+        restarts: How often attacks with a random start try again on the images that survive.
+        images: Attack the first so many images only; default: all of them.
+        split: Which split to use.
+        seed: Of the random starts.
+        surrogate: Other weights: whether images made to fool them fool the model, too, where attacks on it fail.
+        batch_size: Images per batch; default: 50 on a CPU, 2500 on a GPU.
+        device: cpu, cuda or mps; default: the GPU if there is one.
+        results: The result is written to robustness/attack-*.json in this folder, with a figure beside it.
+    """
+    from mspcaps.bench.result import environment
+    from mspcaps.evaluation import attack as run
+    from mspcaps.evaluation import robustness
+    from mspcaps.training import choose_device
+
+    if weights.lower().endswith(".onnx"):
+        raise MspcapsError(f"{weights} has no gradients: attack the weights that it was exported from")
+    budgets = [robustness.parse_eps(text) for text in eps]
+    chosen = choose_device(device)
+    around = environment(chosen)
+    check_writable(results / robustness.FOLDER)  # before minutes of attacking
+    with show_progress("images") as progress:
+        found = run(
+            weights, data, budgets, attacks, restarts=restarts, images=images, split=split, seed=seed,
+            batch_size=batch_size, device=chosen, surrogate=surrogate, check=check, progress=progress.update,
+        )  # fmt: skip
+    heads, rows = found.table()
+    table(heads, rows, right=range(1, len(heads)))
+    say(f"{found.weights} on {found.n:,} images of {found.dataset}: {found.clean_accuracy:.2f} % without an attack")
+    for caution in found.cautions:
+        say(f"warning: {caution}")
+    path = robustness.result_path(results, found, images)
+    robustness.write_robustness(path, found, around)
+    say(f"figures: {path}\nfigure:  {path.with_suffix('.svg')}")

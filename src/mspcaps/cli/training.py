@@ -65,14 +65,14 @@ def optional_fields(kind: type) -> type:
 def train(
     recipe: Positional[Maybe[str]] = None,
     changes: Annotated[Any, tyro.conf.arg(name="", constructor_factory=changes_type)] = None,
-    list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    list: Switch = False,
     device: Maybe[str] = None,
     engine: Maybe[Literal["eager", "compile", "cudagraph"]] = None,
     out: Path = Path("runs"),
     results: Path = Path("results"),
     save_every: float = 30.0,
     log_dir: Maybe[Path] = None,
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    overwrite: Switch = False,
 ) -> None:
     """Train a recipe, or --model on --data. An interrupted run continues from its checkpoint.
 

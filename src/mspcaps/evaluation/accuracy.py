@@ -133,6 +133,7 @@ def evaluate(
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     model, images, labels, classes = prepare(model, data, device, skip_broken)
     inner = unwrapped(model)
+    classes = classes or class_names(inner)
     scores = all_scores(model, images, batch_size, progress, flip)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
@@ -170,7 +171,8 @@ def prepare(
     device: torch.device | str | None,
     skip_broken: bool = False,
 ) -> tuple[nn.Module, Tensor, Tensor, tuple[str, ...]]:
-    """What `evaluate` takes -> the model on its device, images [n, c, h, w], labels [n] on the CPU, class names."""
+    """What `evaluate` takes -> the model on its device, images [n, c, h, w], labels [n] on the CPU, and class names,
+    none if the data have none."""
     model = as_model(model)
     if isinstance(data, str | Path):
         data = load_for(model, data, skip_broken=skip_broken)
@@ -182,7 +184,7 @@ def prepare(
         images, labels, classes = data.images, data.labels.cpu(), data.classes
     else:
         images, labels = gather(data) if isinstance(data, DataLoader) else as_pair(data, inner)
-        classes = class_names(inner)
+        classes = ()
     if device is not None:
         try:
             model = model.to(device)
@@ -235,13 +237,10 @@ def as_pair(data: object, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Images and labels, each a tensor, an array or, of labels, a list -> tensors [n, c, h, w] and [n]."""
     match data:
         case (Tensor() | np.ndarray() as images, Tensor() | np.ndarray() | list() | tuple() as labels):
-            config = getattr(model, "config", {})
             if isinstance(images, np.ndarray):
-                images = torch.from_numpy(
-                    np.ascontiguousarray(
-                        np.moveaxis(to_nhwc(check_pixels(images), config.get("in_chans", 3), False), -1, 1)
-                    )
-                )
+                channels = getattr(model, "config", {}).get("in_chans", 3)
+                pixels = np.moveaxis(to_nhwc(check_pixels(images), channels, False), -1, 1)
+                images = torch.from_numpy(np.ascontiguousarray(pixels))
             labels = torch.as_tensor(labels).cpu()
             if images.ndim == 4 and labels.shape == images.shape[:1] and len(labels):
                 return images, labels.long() if not labels.is_floating_point() else labels

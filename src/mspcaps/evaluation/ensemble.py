@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mspcaps.data import FolderImages
 from mspcaps.errors import MspcapsError, warn
 from mspcaps.evaluation.accuracy import Data, Evaluation, evaluate, measure
 from mspcaps.evaluation.load import load_for
@@ -36,6 +37,8 @@ def evaluate_ensemble(
     check_alike(members)
     if data is None:
         data = getattr(unwrapped(members[0]), "metadata", {}).get("recipe", {}).get("data")
+    if skip_broken and isinstance(data, FolderImages):
+        data = data.readable(tell)
     results = []
     for number, member in enumerate(members, start=1):
         named = f" with model {number} of {len(members)}"

@@ -1,7 +1,8 @@
 """What attacks left of a model's accuracy: the typed entry of results/robustness/, as a table and as a figure.
 
-results/robustness/attack-<weights>[-<images>].json, one for each weights file and number of images. Every attack at
-every budget keeps which images survived it, so that several together (the worst case) can be counted afterwards.
+results/robustness/attack-<weights>[-<images>].json, one for each weights file and number of images, with model and data
+in the name where the weights do not say them. Every attack at every budget keeps which images survived it, so that
+several together (the worst case) can be counted afterwards.
 """
 
 import base64
@@ -17,7 +18,7 @@ import numpy as np
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically, write_json
 from mspcaps.pages.charts import Curve as ChartCurve
-from mspcaps.pages.charts import curves_chart
+from mspcaps.pages.charts import Panel, panels_chart
 
 FOLDER, PREFIX = "robustness", "attack-"
 Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
@@ -138,7 +139,7 @@ class Robustness:
             for curve in self.curves
         ]
         title = f"Accuracy of {self.weights or self.model} on {self.n:,} images of {self.dataset} under attack"
-        return curves_chart(lines, title, "eps, in pixel units", "accuracy (percent)")
+        return panels_chart([Panel("", lines, "eps, in pixel units")], title, "accuracy (percent)")
 
     def merged(self, other: "Robustness") -> "Robustness":
         """With the points of another run on the same weights and images; where both have one, the other's."""
@@ -227,10 +228,14 @@ def unpack(text: str, n: int) -> Bits:
 
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
-    """`images` is in the name where only the first so many were attacked, the data where the weights do not say it."""
-    name = result.weights or result.model
-    data = "" if result.dataset in name else f"-{result.dataset.replace(' ', '-')}"
-    return results / FOLDER / f"{PREFIX}{name}{data}{'' if images is None else f'-{images}'}.json"
+    """`images` is in the name where only the first so many were attacked; model and data are, unless the weights say
+    them: mspcaps_t.cifar10-own does, paper-seed0 is the name of many; so is the seed of the starts, unless it is 0."""
+    model, _, data = result.weights.partition(".")
+    told = model == result.model
+    dataset = "" if told and f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
+    which = ("" if images is None else str(images), f"seed{result.seed}" if result.seed else "")
+    parts = ("" if told else result.model, result.weights, dataset, *which)
+    return results / FOLDER / f"{PREFIX}{'-'.join(filter(None, parts))}.json"
 
 
 def write_robustness(path: Path, result: Robustness, environment: dict[str, Any] | None = None) -> Robustness:

@@ -17,7 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.shifts import CHANGES, ShiftEvaluation
 from mspcaps.files import write_atomically, write_json
 from mspcaps.models import unwrapped
-from mspcaps.pages.small_multiples import Panel, small_multiples
+from mspcaps.pages.charts import Curve, Panel, panels_chart
 
 FOLDER, WHAT = "robustness", "shifts"
 
@@ -50,17 +50,17 @@ class ShiftResult:
     @property
     def path(self) -> Path:
         """Of its entry, below results/."""
-        seed = [] if self.seed is None else [f"seed{self.seed}"]
-        return self._named(WHAT, self.model, self.dataset, *([self.recipe] if self.recipe else []), *seed, end=".json")
+        seed = "" if self.seed is None else f"seed{self.seed}"
+        return self._named(".json", self.model, self.dataset, self.recipe, seed)
 
     @property
     def figure(self) -> Path:
         """Of the figure that it is part of."""
-        return self._named(WHAT, self.dataset, end=".svg")
+        return self._named(".svg", self.dataset)
 
-    def _named(self, *parts: str, end: str) -> Path:
-        count = [str(self.evaluation.n)] if self.part else []
-        return Path(FOLDER, "-".join([*parts, *count]) + end)
+    def _named(self, suffix: str, *parts: str) -> Path:
+        count = str(self.evaluation.n) if self.part else ""
+        return Path(FOLDER, "-".join(filter(None, (WHAT, *parts, count))) + suffix)
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Heads and rows: accuracy in percent for every change and strength, and the means."""
@@ -82,17 +82,15 @@ def shift_chart(results: Sequence[ShiftResult], label: str) -> str:
         lines.setdefault(f"{result.model}{f', {result.recipe}' if result.recipe else ''}", []).append(result.evaluation)
     panels = []
     for name, change in CHANGES.items():
-        curves = {
-            f"{line}{f' (n = {len(found)})' if len(found) > 1 else ''}": [
-                statistics.fmean(values)
-                for values in zip(*((one.clean, *one.accuracy[name]) for one in found), strict=True)
-            ]
-            for line, found in lines.items()
-            if all(name in one.accuracy for one in found)
-        }
+        curves = []
+        for line, found in lines.items():
+            if all(name in one.accuracy for one in found):
+                seeds = zip(*((one.clean, *one.accuracy[name]) for one in found), strict=True)
+                title = f"{line}{f' (n = {len(found)})' if len(found) > 1 else ''}"
+                curves.append(Curve(title, list(enumerate(map(statistics.fmean, seeds)))))
         if curves:
-            panels.append(Panel(name, ["0", *(f"{strength:g}" for strength in change.strengths)], change.unit, curves))
-    return small_multiples(panels, label)
+            panels.append(Panel(name, curves, change.unit, ["0", *(f"{strength:g}" for strength in change.strengths)]))
+    return panels_chart(panels, label)
 
 
 def write_shifts(results: Path, result: ShiftResult) -> tuple[Path, Path]:

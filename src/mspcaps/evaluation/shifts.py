@@ -133,7 +133,7 @@ def _change(name: str) -> Change:
     return CHANGES[name]
 
 
-def warp(images: Tensor, matrices: Tensor, offsets: Tensor) -> Tensor:
+def warp(images: Tensor, matrices: Tensor, offsets: Tensor | None = None) -> Tensor:
     """Every image through its matrix about its centre, then moved by its offset: bilinear, black comes in.
 
     images [b, c, h, w], matrices [b, 2, 2] and offsets [b, 2] on (row, column) in pixels -> [b, c, h, w]
@@ -142,7 +142,7 @@ def warp(images: Tensor, matrices: Tensor, offsets: Tensor) -> Tensor:
     middle = torch.tensor([(h - 1) / 2, (w - 1) / 2], dtype=torch.float64, device=images.device)
     rows, columns = (torch.arange(side, dtype=torch.float64, device=images.device) for side in (h, w))
     target = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).view(1, h * w, 2)
-    moved = target - middle - offsets.double()[:, None]
+    moved = target - middle - (0.0 if offsets is None else offsets.double()[:, None])
     # einsum: b image, p pixel, i row or column of the source, o of the target -> where each pixel comes from [b, p, i]
     source = torch.einsum("bio,bpo->bpi", torch.linalg.inv(matrices.double()), moved) + middle
     corner = source.floor()
@@ -162,7 +162,7 @@ def rotate(images: Tensor, sides: Tensor, degrees: float) -> Tensor:
     """Counterclockwise where the side is 1, clockwise where it is -1."""
     angle = sides.double() * math.radians(degrees)
     rows = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1)
-    return warp(images, rows.view(-1, 2, 2), torch.zeros(len(images), 2, device=images.device))
+    return warp(images, rows.view(-1, 2, 2))
 
 
 def shift(images: Tensor, directions: Tensor, distance: float) -> Tensor:
@@ -175,14 +175,14 @@ def shift(images: Tensor, directions: Tensor, distance: float) -> Tensor:
 def scale(images: Tensor, sides: Tensor, amount: float) -> Tensor:
     """Larger by the factor 1 + amount where the side is 1, smaller by it where the side is -1."""
     factor = (1 + amount) ** sides.double()
-    return warp(images, _identity(images) * factor.view(-1, 1, 1), torch.zeros(len(images), 2, device=images.device))
+    return warp(images, _identity(images) * factor.view(-1, 1, 1))
 
 
 def shear(images: Tensor, sides: Tensor, amount: float) -> Tensor:
     """A row moves sideways by `amount` times its height over the centre."""
     matrices = _identity(images)
     matrices[:, 1, 0] = -amount * sides
-    return warp(images, matrices, torch.zeros(len(images), 2, device=images.device))
+    return warp(images, matrices)
 
 
 def add_noise(images: Tensor, noise: Tensor, deviation: float) -> Tensor:

@@ -141,11 +141,12 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
     return "".join([*parts, "</svg>"])
 
 
-PANEL = 420  # width of one panel with its axis
-KEY = 24  # height of a line of the key
+KEY, NAME = 24, 330  # height of a line of the key, and room for a name in it
+COLORS, DASHES = 8, 4
 STYLE = """
-text { font: 15px system-ui, sans-serif; fill: #33363d } .faint { fill: #6b6f78; font-size: 13px }
-.grid { stroke: #dfe1e6 } .line { fill: none; stroke-width: 2.5 } .dashed { stroke-dasharray: 6 4 }
+text { font: 14px system-ui, sans-serif; fill: #33363d } .faint { fill: #6b6f78; font-size: 12px }
+.grid { stroke: #dfe1e6 } .line { fill: none; stroke-width: 2.3 }
+.d1 { stroke-dasharray: 7 4 } .d2 { stroke-dasharray: 2 3 } .d3 { stroke-dasharray: 9 3 2 3 }
 .c0 { stroke: #2f6fd0 } .c1 { stroke: #c05a1c } .c2 { stroke: #2e8b57 } .c3 { stroke: #8a4fbf } .c4 { stroke: #b3304e }
 .c5 { stroke: #7a6a1e } .c6 { stroke: #16828f } .c7 { stroke: #6b6f78 }
 @media (prefers-color-scheme: dark) {
@@ -154,12 +155,11 @@ text { fill: #dcdfe6 } .faint { fill: #9aa0ab } .grid { stroke: #3a3e47 }
 .c5 { stroke: #d9c65a } .c6 { stroke: #5fd0dd } .c7 { stroke: #9aa0ab }
 }
 """
-COLORS = 8
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A named line; without a colour it gets one of its own."""
+    """A named line; without a colour it gets one of its own, and dashes: lines can be told apart without colours."""
 
     name: str
     points: Sequence[Point]
@@ -167,58 +167,70 @@ class Curve:
     dashed: bool = False
 
 
-def curves_chart(curves: Sequence[Curve], label: str, x_label: str, y_label: str) -> str:
-    """A standalone SVG of percentages: all curves in one panel."""
-    return panels_chart({"": curves}, label, x_label, y_label)
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one axis: of numbers, or of steps at 0, 1, 2, ... that are spaced evenly, whatever they stand for."""
+
+    title: str
+    curves: Sequence[Curve]
+    axis: str
+    steps: Sequence[str] = ()
 
 
-def panels_chart(panels: Mapping[str, Sequence[Curve]], label: str, x_label: str, y_label: str) -> str:
-    """The same with panels side by side, by title, on one scale; lines of one name share colour and key."""
-    flat = [curve for curves in panels.values() for curve in curves]
-    names = list(dict.fromkeys(curve.name for curve in flat))
-    looks = {
-        curve.name: f"line c{(names.index(curve.name) if curve.color is None else curve.color) % COLORS}"
-        f"{' dashed' if curve.dashed else ''}"
-        for curve in flat
-    }
-    right = max((x for curve in flat for x, _ in curve.points), default=1.0) or 1.0
-    parts = []
-    for place, (title, curves) in enumerate(panels.items()):
-        parts += one_panel(title, curves, looks, place * PANEL, nice_ticks(0.0, right), x_label)
-    parts.append(f'<text class="faint" x="8" y="18">{escape(y_label)}</text>')
-    columns = max(1, len(panels) * PANEL // 400)
-    for place, name in enumerate(names):
-        x, y = 24 + place % columns * 400, HEIGHT + 44 + place // columns * KEY
-        parts.append(f'<line class="{looks[name]}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
-        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(name)}</text>')
-    height = HEIGHT + 44 + -(-len(names) // columns) * KEY
+def standalone(width: int, height: int, label: str, style: str, parts: Iterable[str]) -> str:
+    """A file of its own."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL * len(panels)} {height}" role="img" '
-        f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(label)}"><style>{style}</style>{"".join(parts)}</svg>\n'
     )
 
 
-def one_panel(
-    title: str, curves: Sequence[Curve], looks: Mapping[str, str], offset: int, ticks: Sequence[float], x_label: str
-) -> list[str]:
-    """Percentages upwards, from 0 to 100."""
-    left, right, top, bottom = offset + 46, offset + PANEL - 16, 44, HEIGHT - 6
+def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
+    """A standalone SVG of percentages, at most four panels side by side. Axes of numbers have one scale; curves of one
+    name share look and key."""
+    flat = [curve for panel in panels for curve in panel.curves]
+    names = list(dict.fromkeys(curve.name for curve in flat))
+    looks = {}
+    for curve in flat:
+        own = names.index(curve.name)
+        color, dash = (own, own) if curve.color is None else (curve.color, int(curve.dashed))
+        looks[curve.name] = f"line c{color % COLORS} d{dash % DASHES}"
+    numbers = [x for panel in panels if not panel.steps for curve in panel.curves for x, _ in curve.points]
+    ticks = nice_ticks(0.0, max(numbers, default=1.0) or 1.0)
+    columns = min(4, len(panels))
+    width, height = (420, 310) if columns < 3 else (250, 210)
+    parts = [f'<text class="faint" x="8" y="14">{escape(upwards)}</text>']
+    for number, panel in enumerate(panels):
+        axis = {float(place): words for place, words in enumerate(panel.steps)} or {tick: f"{tick:g}" for tick in ticks}
+        at = f"translate({number % columns * width} {number // columns * height})"
+        parts += [f'<g transform="{at}">', *one_panel(panel, axis, looks, width, height), "</g>"]
+    below, across = -(-len(panels) // columns) * height, max(1, columns * width // NAME)
+    for number, name in enumerate(names):
+        x, y = 40 + number % across * NAME, below + 18 + number // across * KEY
+        parts.append(f'<line class="{looks[name]}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
+        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(name)}</text>')
+    return standalone(columns * width, below + 10 + -(-len(names) // across) * KEY, label, STYLE, parts)
+
+
+def one_panel(panel: Panel, axis: Mapping[float, str], looks: Mapping[str, str], width: int, height: int) -> list[str]:
+    """Percentages upwards, from 0 to 100; `axis` has the words at its places, from 0 to the last."""
+    left, right, top, bottom = 42, width - 14, 42, height - 44
 
     def place(x: float, y: float) -> Point:
-        return left + (right - left) * x / ticks[-1], bottom - (bottom - top) * y / 100
+        return left + (right - left) * x / (max(axis) or 1), bottom - (bottom - top) * y / 100
 
-    parts = [f'<text x="{(left + right) / 2:.0f}" y="34" text-anchor="middle">{escape(title)}</text>']
-    for percent in range(0, 101, 20):
+    parts = [f'<text x="{(left + right) / 2:.0f}" y="{top - 12}" text-anchor="middle">{escape(panel.title)}</text>']
+    for percent in range(0, 101, 25):
         _, y = place(0, percent)
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="faint" x="{left - 8}" y="{y + 4.5:.1f}" text-anchor="end">{percent}</text>')
-    for tick in ticks:
+        parts.append(f'<text class="faint" x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{percent}</text>')
+    for tick, words in axis.items():
         x, _ = place(tick, 0)
-        parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<text class="faint" x="{right}" y="{bottom + 35}" text-anchor="end">{escape(x_label)}</text>')
-    for curve in curves:
+        parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{escape(words)}</text>')
+    parts.append(f'<text class="faint" x="{right}" y="{bottom + 34}" text-anchor="end">{escape(panel.axis)}</text>')
+    for curve in panel.curves:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve.points))
-        told = "; ".join(f"{x:.3g}: {y:.2f}" for x, y in curve.points)
+        told = "; ".join(f"{axis.get(x, f'{x:.3g}')}: {y:.2f}" for x, y in curve.points)
         title = f"<title>{escape(f'{curve.name}: {told}')}</title>"
         parts.append(f'<polyline class="{looks[curve.name]}" points="{path}">{title}</polyline>')
     return parts

@@ -61,7 +61,7 @@ class Example:
 def write_page(path: Path, page: Page, model: nn.Module | None = None) -> Path:
     """The page, with the surest mistakes explained where the model can be and it takes no longer than seconds."""
     if model is not None:
-        maps = explain_mistakes(model, page.data, page.evaluation.labels, choose_wrong(page.evaluation))
+        maps = explain_mistakes(model, page.data, page.evaluation, choose_wrong(page.evaluation))
         page = replace(page, maps=maps, capsules=hasattr(unwrapped(model), "forward_capsules"))
     write_atomically(path, render_page(page))
     return path.resolve()
@@ -132,17 +132,15 @@ def as_document(found: Evaluation) -> dict[str, Any]:
         "images": found.n,
         "flip": found.flip,
         "accuracy": found.accuracy,
-        "precision": measures.precision.nanmean().item(),
-        "recall": measures.recall.nanmean().item(),
-        "f1": measures.f1.nanmean().item(),
+        **{measure: values.nanmean().item() for measure, values in measures._asdict().items()},
         "auc": auc.nanmean().item(),
         "loss": found.loss,
         "confidence": found.confidence,
         "calibration_error": found.ece,
         "classes": [
             {
-                "class": name, "images": int(found.confusion[k].sum()), "precision": measures.precision[k].item(),
-                "recall": measures.recall[k].item(), "f1": measures.f1[k].item(), "auc": auc[k].item(),
+                "class": name, "images": int(found.confusion[k].sum()),
+                **{measure: values[k].item() for measure, values in measures._asdict().items()}, "auc": auc[k].item(),
             }
             for k, name in enumerate(found.classes)
         ],
@@ -178,10 +176,8 @@ def confused_pairs(found: Evaluation) -> list[tuple[str, ...]]:
 def summary(found: Evaluation) -> str:
     """The best and the worst class, and the most frequent mistake, in words."""
     ranked = sorted((value, name) for value, name in zip(found.per_class, found.classes, strict=True) if value == value)
-    text = f"Guessing would reach {100 / len(found.classes):.2g} %. "
-    text += (
-        f"It is best at “{ranked[-1][1]}” ({ranked[-1][0]:.0f} %) and worst at “{ranked[0][1]}” ({ranked[0][0]:.0f} %)"
-    )
+    worst, best = (f"“{name}” ({value:.0f} %)" for value, name in (ranked[0], ranked[-1]))
+    text = f"Guessing would reach {100 / len(found.classes):.2g} %. It is best at {best} and worst at {worst}"
     mistakes = found.confusion.clone().fill_diagonal_(0)
     count = int(mistakes.max())
     if not count:
@@ -189,9 +185,8 @@ def summary(found: Evaluation) -> str:
     true, answer = divmod(int(mistakes.argmax()), len(found.classes))
     times = "once" if count == 1 else f"{count} times"
     times += ", as often as some others" if int((mistakes == count).sum()) > 1 else ""
-    return (
-        f"{text}; its most frequent mistake is taking “{found.classes[true]}” for “{found.classes[answer]}”, {times}."
-    )
+    taken = f"“{found.classes[true]}” for “{found.classes[answer]}”"
+    return f"{text}; its most frequent mistake is taking {taken}, {times}."
 
 
 def choose_right(found: Evaluation) -> list[int]:
@@ -202,9 +197,7 @@ def choose_right(found: Evaluation) -> list[int]:
         if len(members):
             order = sure[members].argsort()
             chosen.append(int(members[order[len(order) // 2]]))
-        if len(chosen) == MAX_EXAMPLES:
-            break
-    return chosen
+    return chosen[:MAX_EXAMPLES]
 
 
 def choose_wrong(found: Evaluation) -> list[int]:
@@ -214,9 +207,7 @@ def choose_wrong(found: Evaluation) -> list[int]:
     chosen: dict[tuple[int, int], int] = {}
     for index in members[sure[members].argsort(descending=True)].tolist():
         chosen.setdefault((int(found.labels[index]), int(predictions[index])), index)
-        if len(chosen) == MAX_EXAMPLES:
-            break
-    return list(chosen.values())
+    return list(chosen.values())[:MAX_EXAMPLES]
 
 
 def make_example(page: Page, index: int) -> Example:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
-from torch import Tensor, nn
+from torch import nn
 
 from mspcaps.data import ImageSet
+from mspcaps.evaluation import Evaluation
 from mspcaps.explanation import explain
 from mspcaps.explanation.view import make_view
 from mspcaps.models import Model, unwrapped
@@ -30,8 +31,9 @@ class _TooSlow(Exception):
     """An explanation that would not be ready in time."""
 
 
-def explain_mistakes(model: nn.Module, data: ImageSet, labels: Tensor, wrong: Sequence[int]) -> dict[int, Maps]:
-    """Numbers of images -> their maps, of the first ones until the time is over; of none if it cannot be explained."""
+def explain_mistakes(model: nn.Module, data: ImageSet, told: Evaluation, wrong: Sequence[int]) -> dict[int, Maps]:
+    """Numbers of images -> their maps, of the first ones until the time is over; of none if it cannot be explained. An
+    answer that the model does not give to the image alone, but together with its mirror image, has none."""
     inner, maps = unwrapped(model), dict[int, Maps]()
     if not isinstance(inner, Model):
         return maps
@@ -39,9 +41,11 @@ def explain_mistakes(model: nn.Module, data: ImageSet, labels: Tensor, wrong: Se
     for index in wrong[:MAX_EXPLAINED]:
         try:
             found = explain(inner, data.images[index][None].float() / 255, stop_at(end))
-            view = make_view(found, 0, int(labels[index]))
+            view = make_view(found, 0, int(told.labels[index]))
         except _TooSlow:
             break
+        if [side.label for side in view.sides] != [told.labels[index], told.predictions[index]]:
+            continue
         true, answer = (rename_ids(side.heat, index) for side in view.sides)
         maps[index] = Maps(rename_ids(view.definitions, index), answer, true)
     return maps

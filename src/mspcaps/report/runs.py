@@ -51,38 +51,41 @@ class Group:
         n = self.last.n
         return f"{n}{f' of {self.folds}' if n < self.folds else ''} folds" if self.folds else f"{n}"
 
-    def seeds(self, which: str) -> list[float]:
+    def by_seed(self, which: str) -> dict[int, float]:
         """The accuracy of every seed, or fold, after the "last" epoch or after the "best"."""
         values: dict[int, list[float]] = {}
         for run in self.runs + self.repeats:
             key = run.recipe["fold"] if self.folds else run.seed
             values.setdefault(key, []).append(getattr(run.accuracy, which))
-        return [statistics.fmean(several) for several in values.values()]
+        return {key: statistics.fmean(several) for key, several in values.items()}
 
-    def spread(self, which: str) -> Spread:
-        return Spread.of(self.seeds(which))
+    def seeds(self, which: str) -> list[float]:
+        return list(self.by_seed(which).values())
 
     @cached_property
     def last(self) -> Spread:
-        return self.spread("last")
+        return Spread.of(self.seeds("last"))
 
     @cached_property
     def best(self) -> Spread:
-        return self.spread("best")
+        return Spread.of(self.seeds("best"))
+
+    @cached_property
+    def alone(self) -> tuple[Run, ...]:
+        """The runs that had the device to themselves."""
+        return tuple(run for run in self.runs if run.seconds.side_by_side == 1)
 
     @property
     def gpu_seconds(self) -> float:
         """Of one run, on average: its share of the device where runs shared it and none had it to itself."""
-        alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]
-        return statistics.fmean(alone or [run.seconds.train / run.seconds.side_by_side for run in self.runs])
+        return statistics.fmean(run.seconds.train / run.seconds.side_by_side for run in self.alone or self.runs)
 
     @property
     def training_time(self) -> str:
         """Of one run, on average; of those that had the device to themselves, if there are any."""
-        alone = [run.seconds.train for run in self.runs if run.seconds.side_by_side == 1]
+        seconds = statistics.fmean(run.seconds.train for run in self.alone or self.runs)
         devices = ", ".join(sorted({run.device for run in self.runs}))
-        seconds = statistics.fmean(alone or [run.seconds.train for run in self.runs])
-        return f"{seconds:,.0f} s, {devices}{'' if alone else ', shared'}"
+        return f"{seconds:,.0f} s, {devices}{'' if self.alone else ', shared'}"
 
 
 def read_groups(results: Path) -> list[Group]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import mspcaps
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.attacks import Trial, bim, suite
+from mspcaps.evaluation.attacks.common import Draws
 from mspcaps.evaluation.attacks.diagnostics import diagnose
 from mspcaps.evaluation.attacks.suite import Target
 from mspcaps.evaluation.robustness import (
@@ -150,6 +151,8 @@ def test_the_file_keeps_everything_and_takes_more(tmp_path: Path):
         ({"attacks": "fgsm-3"}, "fgsm-3"),
         ({"attacks": "votes"}, "Sequential"),
         ({"images": 0}, "0"),
+        ({"images": 61}, "61"),
+        ({"surrogate": MODEL, "check": False}, "surrogate"),
         ({"restarts": 0}, "0"),
         ({"data": (X * 3, Y)}, r"[23]\."),
         ({"data": (X, Y + CLASSES)}, f"{CLASSES} classes"),
@@ -167,7 +170,9 @@ def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
     for model, wanted in (("mspcaps_t", ["fgsm", "apgd", "votes"]), ("resnet20", ["fgsm"])):
         torch.manual_seed(0)
         network = mspcaps.create_model(model, in_chans=1, pretrained="fashionmnist" if "caps" in model else False)
+        before = {key: value.clone() for key, value in network.train().state_dict().items()}
         found = mspcaps.attack(network, data, 8 / 255, images=4, check=False)
+        assert network.training and all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
         assert [curve.attack for curve in found.curves] == wanted
 
 
@@ -193,3 +198,40 @@ def test_the_shape_of_the_images_is_the_models():
     assert X.shape[1:] == SHAPE
     with pytest.raises(MspcapsError, match="1 x 32 x 32"):
         mspcaps.attack("mspcaps_t.cifar10", mspcaps.load_dataset("fashionmnist_sample", "test"), EPS, "fgsm")
+
+
+def test_what_fools_a_surrogate_is_tried_after_all_steps():
+    """An image that has just crossed the border of the surrogate seldom crosses that of the model."""
+    surrogate, eps, generator = small_net(), 0.05, torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for parameter in surrogate.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype), alpha=0.1)
+        clean = (MODEL(X).argmax(1) == Y).numpy()
+        assert int((surrogate(X).argmax(1) != Y).sum()) > 10, "it errs by itself, too"
+    survived = Target(MODEL, X, Y, clean, 7, 3).transferred(surrogate, eps)
+    for i in range(len(X)):
+        image = (X[i : i + 1] + eps * Draws(3, torch.tensor([i])).within(X[i : i + 1], 0)).clamp(0, 1)
+        for _ in range(20):
+            image.requires_grad_()
+            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(surrogate(image), Y[i : i + 1]), image)
+            image = (image.detach() + eps / 8 * slope.sign()).clamp(X[i] - eps, X[i] + eps).clamp(0, 1)
+        assert survived[i] == (clean[i] and int(MODEL(image).argmax()) == Y[i])
+    assert survived.sum() < 30
+
+
+def test_files_of_other_weights_are_other_files(tmp_path: Path):
+    """Runs of several models have folders of one name, and the name of one data set may be part of another's."""
+    bits = np.ones(3, dtype=bool)
+    names = [
+        result_path(tmp_path, Robustness(model, weights, None, data, seed, bits, ())).name
+        for seed in (0, 1)
+        for model, weights, data in (
+            ("capsnet", "paper-seed0", "cifar10"), ("mspcaps_t", "paper-seed0", "cifar10"),
+            ("mspcaps_t", "", "cifar10"),
+            ("mspcaps_t", "mspcaps_t.cifar10", "cifar10"), ("mspcaps_t", "mspcaps_t.cifar10-linf8", "cifar10"),
+            ("mspcaps_t", "mspcaps_t.fashionmnist_sample", "fashionmnist"),
+            ("mspcaps_t", "mspcaps_t.fashionmnist_sample", "fashionmnist_sample"),
+        )
+    ]  # fmt: skip
+    assert len(set(names)) == len(names)
+    assert names[3] == "attack-mspcaps_t.cifar10.json" and names[4] == "attack-mspcaps_t.cifar10-linf8.json"

@@ -105,10 +105,10 @@ class Search:
         self.model, self.loss, self.eps = model, loss, eps
         self.found = Found(x, y)
         value, slope, fooled = self.look(start, y, target)
-        self.mark(torch.arange(len(x), device=x.device), start, fooled)
-        zeros = torch.zeros_like(value)
+        numbers, zeros = torch.arange(len(x), device=x.device), torch.zeros_like(value)
+        self.found.mark(numbers, start, fooled)
         self.state = State(
-            torch.arange(len(x), device=x.device), x, y, target, start, start, slope, value, start, slope, value,
+            numbers, x, y, target, start, start, slope, value, start, slope, value,
             torch.full_like(value, 2 * eps), zeros, value, torch.zeros_like(fooled),
         )  # fmt: skip
 
@@ -124,13 +124,6 @@ class Search:
 
         slope = gradient(ascend, images)
         return kept["loss"], slope, kept["fooled"]
-
-    def mark(self, number: Tensor, images: Tensor, fooled: Tensor) -> None:
-        """Keep what fools, unless something did before."""
-        known = self.found.fooled[number]
-        images = torch.where(spread(known), self.found.images[number], images)
-        self.found.images = self.found.images.index_copy(0, number, images)
-        self.found.fooled = self.found.fooled.index_copy(0, number, known | fooled)
 
     def run(self, steps: int) -> Found:
         marks, last = checkpoints(steps), 0
@@ -152,7 +145,7 @@ class Search:
         ahead = (s.now + spread(s.step) * s.slope.sign()).clamp(low, high)
         moved = (s.now + weight * (ahead - s.now) + (1 - weight) * (s.now - s.before)).clamp(low, high)
         value, slope, fooled = self.look(moved, s.y, s.target)
-        self.mark(s.number, moved, fooled)
+        self.found.mark(s.number, moved, fooled)
         s.rises = s.rises + (value > s.loss)
         s.before, s.now, s.slope, s.loss = s.now, moved, slope, value
         better = value > s.best_loss

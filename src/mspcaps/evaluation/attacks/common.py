@@ -69,10 +69,12 @@ class Found:
         self.images = torch.where(spread(self.fooled), self.images, images.detach())
         self.fooled = self.fooled | (scores.detach().argmax(1) != self.y)
 
-    def put(self, index: Tensor, other: "Found") -> None:
-        """What an attempt on some of the images found."""
-        self.images = self.images.index_copy(0, index, other.images)
-        self.fooled = self.fooled.index_copy(0, index, other.fooled)
+    def mark(self, numbers: Tensor, images: Tensor, fooled: Tensor) -> None:
+        """The same of some of the images, by their numbers."""
+        known = self.fooled[numbers]
+        images = torch.where(spread(known), self.images[numbers], images.detach())
+        self.images = self.images.index_copy(0, numbers, images)
+        self.fooled = self.fooled.index_copy(0, numbers, known | fooled)
 
     def left(self) -> Tensor:
         """Numbers of the images that still stand."""
@@ -96,7 +98,8 @@ def attempts(tries: Iterable[Attempt], scores: Scores, x: Tensor, y: Tensor, dra
         left = found.left()
         if not len(left):
             break
-        found.put(left, attempt(x[left], y[left], draws.of(left)))
+        tried = attempt(x[left], y[left], draws.of(left))
+        found.mark(left, tried.images, tried.fooled)
     return found.images
 
 

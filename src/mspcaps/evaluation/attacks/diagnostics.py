@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mspcaps.evaluation.accuracy import placement
 from mspcaps.evaluation.attacks.suite import METHODS, Target, Trial
 from mspcaps.evaluation.robustness import Bits, Caution, Curve, format_eps, same
 from mspcaps.files import ProgressFn, no_progress
@@ -116,7 +117,7 @@ def black_box(curves: Sequence[Curve]) -> Iterator[Caution]:
 
 def transfer(target: Target, curves: Sequence[Curve], surrogate: nn.Module) -> Iterator[Caution]:
     for eps in sorted({point.eps for curve in curves for point in curve.points if point.eps > 0}):
-        survived = target.survivors(Trial.parse("pgd"), eps, source=surrogate)
+        survived = target.transferred(surrogate, eps)
         gained = missed(curves, eps, survived)
         if gained > allowed(len(survived)):
             yield Caution(
@@ -191,5 +192,4 @@ def slack(survived: Bits) -> float:
 
 
 def probed(target: Target) -> int:
-    first = next(target.model.parameters(), None)
-    return PROBED.get("cpu" if first is None else first.device.type, PROBED_ELSEWHERE)
+    return PROBED.get(placement(target.model)[0].type, PROBED_ELSEWHERE)

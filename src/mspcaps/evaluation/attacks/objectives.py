@@ -22,11 +22,6 @@ from mspcaps.models import unwrapped
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 
-def margin(scores: Tensor, y: Tensor) -> Tensor:
-    """The margin loss of CapsNet, of each image."""
-    return margin_losses(scores, y)
-
-
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     """-log softmax(scores)[y]"""
     return F.cross_entropy(at_least_fp32(scores), y, reduction="none")
@@ -69,7 +64,7 @@ def runner_up(scores: Tensor, y: Tensor) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "margin": margin, "cross_entropy": cross_entropy, "log_odds": log_odds, "cw": cw, "dlr": dlr,
+    "margin": margin_losses, "cross_entropy": cross_entropy, "log_odds": log_odds, "cw": cw, "dlr": dlr,
 }  # fmt: skip
 CLASSES = {"dlr": 3, "targeted_dlr": 4}  # fewer leave nothing to divide by
 

@@ -58,12 +58,10 @@ def search(
         tried = with_square(best, low, high, side_of(query, steps, share, x), draws, first + query)
         scores = model(tried)
         value, wrong = loss(scores, y[number]), scores.argmax(1) != y[number]
-        fooled = found.fooled[number]
-        better = ((value > best_loss) | wrong) & ~fooled
+        better = (value > best_loss) | wrong
         best = torch.where(spread(better), tried, best)
         best_loss = torch.where(better, value, best_loss)
-        found.images = found.images.index_copy(0, number, best)
-        found.fooled = found.fooled.index_copy(0, number, fooled | wrong)
+        found.mark(number, best, wrong)
     return found
 
 

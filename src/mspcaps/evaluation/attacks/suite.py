@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from mspcaps.data import FolderImages, ImageSet, load_dataset
 from mspcaps.data.imageset import to_float
-from mspcaps.errors import MspcapsError, first_line
-from mspcaps.evaluation.accuracy import all_scores, as_pair, check_fit, full_precision, placement
+from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.accuracy import all_scores, full_precision, placement, prepare
 from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
-from mspcaps.evaluation.attacks.common import check_eps
+from mspcaps.evaluation.attacks.common import Draws, attacked, check_eps
 from mspcaps.evaluation.attacks.fgsm import fgsm
 from mspcaps.evaluation.attacks.objectives import OBJECTIVES, find_objective, has_lengths
 from mspcaps.evaluation.attacks.pgd import bim, pgd
 from mspcaps.evaluation.attacks.square import square
-from mspcaps.evaluation.attacks.steps import gradient
+from mspcaps.evaluation.attacks.steps import gradient, pgd_steps
 from mspcaps.evaluation.attacks.votes import has_votes, vote_attack
 from mspcaps.evaluation.load import load_for
-from mspcaps.evaluation.robustness import Bits, Caution, Curve, Point, Robustness
+from mspcaps.evaluation.robustness import Bits, Curve, Point, Robustness
 from mspcaps.files import ProgressFn, no_progress, sha256_of, weights_name
 from mspcaps.models import as_model, unwrapped, weights_path
 from mspcaps.models.layers import check_labels, in_eval_mode
@@ -120,18 +120,16 @@ class Target:
         return torch.from_numpy(mask.nonzero()[0]).split(self.batch_size) if mask.any() else ()
 
     def survivors(
-        self, trial: Trial, eps: float, among: Bits | None = None, source: nn.Module | None = None,
-        tick: Callable[[int], None] = lambda images: None,
-    ) -> Bits:  # fmt: skip
-        """Which images the model still gets right, `among` those given (default: all that it gets right unattacked).
-        With a `source` the attack is on that model, and transferred."""
-        survived = np.zeros(len(self.clean), dtype=bool)
+        self, trial: Trial, eps: float, among: Bits | None = None, tick: Callable[[int], None] = lambda images: None
+    ) -> Bits:
+        """Which images the model still gets right, `among` those given (default: all that it gets right unattacked)."""
+        survived = np.zeros_like(self.clean)
         for numbers in self.batches(self.clean if among is None else among):
             x, y = self.batch(numbers)
             numbered = numbers.to(x.device)
-            found = trial.run(source or self.model, x, y, eps, self.seed, numbered)
+            found = trial.run(self.model, x, y, eps, self.seed, numbered)
             right = self.judge(trial, x, found, y, eps)
-            if x.is_cuda and source is None:
+            if x.is_cuda:
                 # The search rounds to TF32, and what fools by a hair there need not do so in fp32.
                 close = (right & (self.scores(found, rounded=True).argmax(1) != y)).nonzero().squeeze(1)
                 if len(close):
@@ -140,6 +138,21 @@ class Target:
                     right[close] = self.judge(trial, x[close], again, y[close], eps)
             survived[numbers.numpy()] = right.cpu().numpy()
             tick(len(numbers))
+        return survived
+
+    def transferred(self, source: nn.Module, eps: float, steps: int = 20) -> Bits:
+        """Which images the model still gets right after PGD on the `source`. It takes all its steps: what has just
+        fooled one model seldom fools another."""
+        survived = np.zeros_like(self.clean)
+        name = "log_odds" if has_lengths(source) else "cross_entropy"
+        for numbers in self.batches(self.clean):
+            x, y = self.batch(numbers)
+            start = (x + eps * Draws.for_images(self.seed, x, numbers).within(x, 0)).clamp(0, 1)
+            with attacked(source, x, y, eps) as classes:
+                loss = find_objective(name, source, classes)
+                ascend = lambda images: loss(source(images), y).sum()  # noqa: B023, E731 - called at once
+                found = pgd_steps(ascend, x, start, eps, 2.5 * eps / steps, steps)
+            survived[numbers.numpy()] = (self.scores(found).argmax(1) == y).cpu().numpy()
         return survived
 
     def judge(self, trial: Trial, x: Tensor, found: Tensor, y: Tensor, eps: float) -> Tensor:
@@ -191,8 +204,8 @@ def attack(
     `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
     `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
     square, votes; margin, cross_entropy, log_odds, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and
-    for capsules apgd and votes on log_odds. `images` takes the first so many. Adversarial images for a `surrogate` are
-    tried on the model, too. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back.
+    for capsules apgd and votes on log_odds. `images` takes the first so many. `check` runs the diagnostics, whose
+    sentences are the `cautions` of what comes back; one tries adversarial images for a `surrogate` on the model.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
@@ -206,17 +219,18 @@ def attack(
     weights, sha256 = "", None
     if isinstance(model, str | Path):
         weights, sha256 = weights_name(model), sha256_of(weights_path(model))
-    model = moved(as_model(model), device)
-    name, target = open_target(model, data, split, images, batch_size, seed, progress)
+    if surrogate is not None and not check:
+        raise MspcapsError("the surrogate is for one of the checks: leave it out, or let them run")
+    model, helper = as_model(model), None if surrogate is None else as_model(surrogate)
+    name, target = open_target(model, data, split, images, batch_size, seed, device, progress)
     if attacks is None and has_lengths(model):
         trials.append(Trial.parse("apgd:log_odds", restarts))
         if has_votes(model, target.batch(torch.tensor([0]))[0]):
             trials.append(Trial.parse("votes:log_odds", restarts))
     curves = run_trials(target, trials, budgets, progress)
-    cautions: tuple[Caution, ...] = ()
-    if check:
-        helper = None if surrogate is None else moved(as_model(surrogate), placement(model)[0])
-        cautions = diagnose(target, trials, curves, helper, progress)
+    if helper is not None:
+        helper.to(placement(model)[0])
+    cautions = diagnose(target, trials, curves, helper, progress) if check else ()
     config = getattr(unwrapped(model), "config", {})
     return Robustness(
         model=config.get("name", type(unwrapped(model)).__name__), weights=weights, weights_sha256=sha256, dataset=name,
@@ -245,18 +259,9 @@ def run_trials(target: Target, trials: Sequence[Trial], budgets: Sequence[float]
     return curves
 
 
-def moved(model: nn.Module, device: torch.device | str | None) -> nn.Module:
-    if device is None:
-        return model
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:  # what PyTorch raises for a device that is unknown or absent
-        raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
-
-
 def open_target(
     model: nn.Module, data: Any, split: str, images: int | None, batch_size: int | None, seed: int,
-    progress: ProgressFn,
+    device: torch.device | str | None, progress: ProgressFn,
 ) -> tuple[str, Target]:  # fmt: skip
     """-> the name of the data, and what is attacked."""
     inner = unwrapped(model)
@@ -267,16 +272,12 @@ def open_target(
             raise MspcapsError(f"a {type(inner).__name__} does not say what it was trained on: name the data")
         else:
             data = load_dataset(data, split)
-    elif isinstance(data, FolderImages):
-        data = data.resident()
-    if isinstance(data, ImageSet):
-        check_fit(inner, data)
-        name, x, y = data.name, data.images, data.labels.cpu()
-    else:
-        name, (x, y) = "own images", as_pair(data, inner)
-        to_float(x)  # refuses what is not in [0, 1]
-    if min(images or 1, batch_size or 1) < 1 or 0 in (images, batch_size):
-        raise MspcapsError(f"images is {images} and batch_size {batch_size}, but both must be at least 1")
+    name = data.name if isinstance(data, ImageSet | FolderImages) else "own images"
+    _, x, y, _ = prepare(model, data, device)
+    if images is not None and not 1 <= images <= len(x):
+        raise MspcapsError(f"images is {images:,}, but there are 1 to {len(x):,} to choose from")
+    if batch_size is not None and batch_size < 1:
+        raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     x, y = x[:images], y[:images]
     size = batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE)
     scores = all_scores(model, x, size)

@@ -25,6 +25,7 @@ from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, a
 from mspcaps.evaluation.attacks.objectives import find_objective
 from mspcaps.evaluation.attacks.pgd import walk
 from mspcaps.models import Model, unwrapped
+from mspcaps.models.layers import in_eval_mode
 
 Couplings = Literal["uniform", "constant"]
 
@@ -60,7 +61,7 @@ def last_block(model: nn.Module, image: Tensor) -> nn.Module:
     inner = unwrapped(model)
     states: list[RoutingState] = []
     if isinstance(inner, Model):
-        with torch.no_grad():
+        with torch.no_grad(), in_eval_mode(inner):  # or BatchNorm would learn from the image
             states = inner.routing_state(image)
             classes = inner.num_classes
     if not states or not states[-1].votes or states[-1].output.shape[1] != classes:

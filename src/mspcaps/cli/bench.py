@@ -1,0 +1,87 @@
+"""`mspcaps bench`: speed and memory on this machine."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from mspcaps.cli.common import Maybe, Switch, table
+from mspcaps.errors import MspcapsError
+from mspcaps.files import check_writable, format_bytes
+from mspcaps.progress import say
+
+
+def bench(
+    what: Positional[Literal["train", "infer", "families", "attack", "memory", "votes"]],
+    model: str = "mspcaps_t",
+    models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
+    batch_size: Maybe[int] = None,
+    scaling: Switch = False,
+    packed: Maybe[int] = None,
+    group: Switch = False,
+    quick: Switch = False,
+    device: Maybe[str] = None,
+    results: Path = Path("results"),
+) -> None:
+    """Measure speed on this machine beside a reference in the same run: eager PyTorch and a ResNet, or foolbox.
+
+    Args:
+        what: train measures training steps, infer the forward pass, families both for every family of models, attack a
+            10-step attack with shipped weights, memory training steps on a CPU at larger image sizes; votes states the
+            memory that routing takes where every pair of capsules has a matrix, beside the plain form.
+        model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
+        models: families only: measure these instead of all.
+        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
+            attack: images at a time. For memory: 8 by default.
+        scaling: train only: also measure how cost grows with image size, batch size and number of classes.
+        packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
+        group: train only: also measure what the messages of several processes cost, sent by one process to itself.
+        quick: Run a few steps only, to check that everything works; the figures mean nothing.
+        device: cpu, cuda or mps; default: the GPU if there is one.
+        results: The figures are written to bench/*.json in this folder.
+    """
+    from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_memory, bench_train, tables, write_result
+    from mspcaps.training import choose_device
+
+    if what != "train" and (scaling or group or packed is not None):
+        raise MspcapsError("--scaling, --packed and --group work with `mspcaps bench train` only")
+    if what != "families" and models:
+        raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
+    if what == "votes":
+        if quick or device or model != "mspcaps_t":
+            raise MspcapsError("votes are counted, not measured: of the options they take --batch-size alone")
+        show_votes(128 if batch_size is None else batch_size)
+        return
+    chosen = choose_device(device)
+    check_writable(results / "bench")  # before minutes of measuring
+    if what == "train":
+        result = bench_train(model, chosen, batch_size, scaling, packed, quick, log, group)
+    elif what == "families":
+        result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
+    else:
+        measure = {"infer": bench_infer, "attack": bench_attack, "memory": bench_memory}[what]
+        result = measure(model, chosen, batch_size, quick, log)
+    blocks, notes = tables.result_tables(result)
+    for head, rows in blocks:
+        table(head, rows, right=range(1, len(head)))
+    print("\n".join(notes))
+    say(f"figures: {write_result(results, result)}")
+
+
+def show_votes(batch_size: int) -> None:
+    from mspcaps.bench.votes import bench_votes
+
+    rows = [
+        (
+            f"{one.model}, {one.routing}", format_bytes(one.votes_bytes), format_bytes(one.ours_bytes),
+            format_bytes(one.plain_bytes), f"{one.plain_bytes / one.ours_bytes:.1f} x",
+        )
+        for one in bench_votes(batch_size)
+    ]  # fmt: skip
+    table(("routing", "its votes alone", "ours", "plain form", "plain / ours"), rows, right=(1, 2, 3, 4))
+    print(f"peak of a pass forward and backward, eager, in fp32, for {batch_size} images of 3 x 32 x 32; 10 classes")
+
+
+def log(line: str) -> None:
+    print(f"{line} ...", flush=True)
