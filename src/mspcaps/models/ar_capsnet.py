@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import AttentionRouting, CapsuleAffine, ConvAttentionRouting, States
 from mspcaps.capsules.routing.attention import glorot
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel, Decoder
-from mspcaps.models.layers import BatchNorm, Dropout, run_block
+from mspcaps.models.layers import BatchNorm, Dropout, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -48,12 +47,7 @@ class ARCapsNet(CapsuleModel):
 
     def __init__(self, task: Task, layers: int, dim: int, decoder: bool) -> None:
         super().__init__(task)
-        if min(task.img_size) < 1:
-            nearest = " x ".join(str(max(side, 1)) for side in task.img_size)
-            raise MspcapsError(
-                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-                f"works is {nearest}"
-            )
+        check_img_size(task.img_size)
         self.dim = dim
         self.stem = nn.Sequential(
             conv3x3(task.in_chans, 64), BatchNorm(64), nn.ReLU(), conv3x3(64, 64), BatchNorm(64), nn.ReLU()

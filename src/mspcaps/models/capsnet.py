@@ -82,6 +82,7 @@ class CapsNetCIFAR(CapsNet):
     leaky = True
 
     def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        check_img_size(img_size)
         rows, columns = (-(-min(side, WINDOW) // 2) for side in img_size)
         return rows, columns
 

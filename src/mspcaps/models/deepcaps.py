@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import DynamicRouting, DynamicRouting3D, RoutingState, States, squash
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, run_block
+from mspcaps.models.layers import BatchNorm, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -102,6 +102,7 @@ class DeepCaps(CapsuleModel):
 
     def __init__(self, task: Task, iterations: int, joint: bool, decoder: bool) -> None:
         super().__init__(task)
+        check_img_size(task.img_size)
         self.d = 8
         conv = nn.Conv2d(task.in_chans, 128, 3, padding=1)
         nn.init.xavier_uniform_(conv.weight)

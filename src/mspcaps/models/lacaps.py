@@ -19,7 +19,7 @@ from mspcaps.capsules import AgreementPooling, LocalAgreementRouting, States, ca
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, run_block
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
 from mspcaps.models.model import Model, Task
 from mspcaps.models.registry import register_model
 
@@ -76,9 +76,12 @@ class Backbone(nn.Module):
     Heads see a map after BatchNorm and GELU: the mean over a patch then says how much of something is there.
     """
 
-    def __init__(self, config: Config, in_chans: int) -> None:
+    def __init__(self, config: Config, task: Task) -> None:
         super().__init__()
-        self.stages, chans = nn.ModuleList(), in_chans
+        check_img_size(task.img_size)
+        if config.kernel % 2 == 0:
+            raise MspcapsError(f"kernel is {config.kernel}, but must be odd, so that a convolution has a middle")
+        self.stages, chans = nn.ModuleList(), task.in_chans
         for width, count in zip(config.widths, config.blocks, strict=True):
             first = Halve(chans, width) if self.stages else ConvBN(chans, width)
             blocks = (Block(width, config.expansion * width, config.kernel) for _ in range(count))
@@ -154,10 +157,9 @@ class LaCaps(CapsuleModel):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        check_odd("kernel", config.kernel)
         self.normalize = Normalize(task.mean, task.std)  # of any size
         self.patch, self.d_out = config.patch, config.d_out
-        self.backbone = Backbone(config, task.in_chans)
+        self.backbone = Backbone(config, task)
         self.patchify = nn.ModuleList(PatchCapsules(width, config.dim, config.patch) for width in config.widths)
         self.votes = Votes(config.dim, task.num_classes, config.d_out)
         local = [LocalAgreementRouting(config.d_out, config.window) for _ in config.widths[1:]]
@@ -217,9 +219,9 @@ class AverageHead(Model):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        check_odd("kernel", config.kernel)
         self.normalize = Normalize(task.mean, task.std)  # of any size
-        self.backbone = Backbone(config, task.in_chans)
+        self.backbone = Backbone(config, task)
+        self.backbone.norms[:-1].requires_grad_(False)  # of maps that it does not look at
         self.num_features = config.widths[-1]
         self.new_classifier(task.num_classes)
 
@@ -253,6 +255,7 @@ class PatchesHead(AverageHead):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task, config)
+        self.backbone.requires_grad_(True)
         self.normalize = Normalize(task.mean, task.std, task.img_size)
         self.patch = config.patch
         self.grids = [patch_grid(task.img_size, config.patch * 2**i) for i in range(len(config.widths))]
@@ -275,12 +278,6 @@ class PatchesHead(AverageHead):
 
     def tensor_places(self) -> dict[str, Any]:
         return {"head.weight": self.grids}
-
-
-def check_odd(name: str, value: int) -> None:
-    """Refuses a convolution that would move the image."""
-    if value % 2 == 0:
-        raise MspcapsError(f"{name} is {value}, but must be odd, so that a convolution has a middle")
 
 
 @register_model

@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from mspcaps.capsules import AdditionFusion, CrossAgreementRouting, DynamicRouting, PatchifyCaps, States
 from mspcaps.capsules.patchify import Grid
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import ConvBN, run_block
+from mspcaps.models.layers import ConvBN, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -196,15 +195,10 @@ class MSPCapsDR(MSPCaps):
 
 def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:
     """Rows and columns of capsules on the feature map that has been halved `scale` times."""
-    grid = tuple(-(-side // 2**scale) // patch for side in img_size)
-    if min(grid) < 1:
-        least = 2**scale * (patch - 1) + 1
-        nearest = tuple(max(side, least) for side in img_size)
-        raise MspcapsError(
-            f"an image of {img_size[0]} x {img_size[1]} pixels leaves no capsule at scale 1/{2**scale} with patches of "
-            f"{patch}: the nearest size that works is {nearest[0]} x {nearest[1]}"
-        )
-    return grid[0], grid[1]
+    why = f"leaves no capsule at scale 1/{2**scale} with patches of {patch}"
+    check_img_size(img_size, 2**scale * (patch - 1) + 1, why)
+    rows, columns = (-(-side // 2**scale) // patch for side in img_size)
+    return rows, columns
 
 
 def middle_grids(n_mid: int, coarse: Grid) -> tuple[Grid, Grid]:

@@ -190,6 +190,7 @@ def orthcaps_s(task: Task) -> OrthCaps:
 
 @register_model
 def orthcaps_d(task: Task) -> OrthCaps:
+    check_img_size(task.img_size)
     layers: list[nn.Module] = [Block(8 * D, 16 * D, stride=2)]
     for _ in range(BLOCKS - 1):
         layers += [Routed(OrthogonalAttentionRouting(D, 16)), Block(16 * D, 16 * D, stride=1)]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, run_block
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
 from mspcaps.models.model import Model, Task
 from mspcaps.models.registry import register_model
+
+TOO_SMALL = "is smaller than one pixel of the last feature map"  # of which little would be left but padding
 
 
 class PadShortcut(nn.Module):
@@ -72,7 +73,7 @@ class ResNet(Model):
         project: bool,  # shortcuts that change width: 1x1 convolutions (option B) or zero channels (option A)
     ) -> None:
         super().__init__(task)
-        check_size(task.img_size, least=2 ** (len(widths) - 1))
+        check_img_size(task.img_size, 2 ** (len(widths) - 1), TOO_SMALL)
         self.normalize = Normalize(task.mean, task.std)  # of any size: the head takes the mean of the map
         self.stem = ConvBN(task.in_chans, widths[0])
         self.blocks, self.per_stage = nn.Sequential(), blocks
@@ -109,16 +110,6 @@ class ResNet(Model):
 
     def new_classifier(self, num_classes: int) -> None:
         self.head = nn.Linear(self.num_features, num_classes)
-
-
-def check_size(img_size: tuple[int, int], least: int) -> None:
-    """Below one pixel of the last map per side the later stages would convolve little but padding."""
-    if min(img_size) < least:
-        nearest = tuple(max(side, least) for side in img_size)
-        raise MspcapsError(
-            f"an image of {img_size[0]} x {img_size[1]} pixels is smaller than one pixel of the last feature map, "
-            f"which is {least} times coarser: the nearest size that works is {nearest[0]} x {nearest[1]}"
-        )
 
 
 @register_model

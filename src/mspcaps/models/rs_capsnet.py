@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from mspcaps.capsules import DynamicRouting, squash
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import ConvBN, run_block
+from mspcaps.models.layers import ConvBN, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
-from mspcaps.models.resnet import ProjectionShortcut, check_size
+from mspcaps.models.resnet import TOO_SMALL, ProjectionShortcut
 
 BLOCKS = ((64, 1), (128, 2), (256, 2))  # width, inside and out, and stride
 SCALES = 4  # groups of channels of a block, each with a larger receptive field than the one before
@@ -76,7 +76,7 @@ class RSCapsNet(CapsuleModel):
         d_out: int = 16,
     ) -> None:  # fmt: skip
         super().__init__(task)
-        check_size(task.img_size, least=4)
+        check_img_size(task.img_size, 4, TOO_SMALL)
         self.d_in, self.d_out = d_in, d_out
         self.stem = nn.Sequential(ConvBN(task.in_chans, BLOCKS[0][0]), nn.ReLU())
         self.blocks = nn.Sequential()
