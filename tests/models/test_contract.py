@@ -38,6 +38,11 @@ def small(name: str, **options: Any) -> Model:
     return create_model(name, num_classes=4, in_chans=2, img_size=SIZE, **options)
 
 
+def kind_of(name: str) -> str:
+    with torch.device("meta"):
+        return create_model(name).scores
+
+
 def images(n: int = 4) -> Tensor:
     return torch.rand(n, 2, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 
@@ -256,6 +261,14 @@ def test_bf16_drifts_little_and_leaves_the_gradient_its_direction(name: str) -> 
     (scores, full), (rounded, half) = found
     assert (rounded - scores).norm() < 0.1 * scores.norm() and not torch.equal(rounded, scores)
     assert nn.functional.cosine_similarity(full, half, dim=0) > 0.8
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if kind_of(name) == "lengths"])
+@torch.no_grad()
+def test_lengths_are_fp32_whatever_they_are_the_lengths_of(name: str) -> None:
+    """In bf16 the longest would differ by 1/256 or not at all."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert small(name)(images()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", FAMILIES)

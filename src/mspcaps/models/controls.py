@@ -19,6 +19,7 @@ from mspcaps.capsules import (
     margin_loss,
 )
 from mspcaps.capsules.patchify import patch_averages
+from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.model import Model, Task
 from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grid
 from mspcaps.models.registry import register_model
@@ -85,7 +86,7 @@ class LinearMargin(LinearHead):
 
     def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> class scores [b, num_classes] in [0, 1]."""
-        return super().forward_head(features).sigmoid()
+        return at_least_fp32(super().forward_head(features)).sigmoid()
 
 
 @register_model
