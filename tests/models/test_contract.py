@@ -121,7 +121,7 @@ def test_an_image_without_pixels_is_refused_and_the_size_that_is_named_works(nam
 STILL = {"aa_capsnet": ("attention.query", "attention.key", "attention.value"), "idp_capsnet": ("head.bias",)}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_that_is_not_frozen_learns(name: str) -> None:
     torch.manual_seed(0)
     model = create_model(name, **{"decoder": True} if "decoder" in model_options(name) else {})
@@ -207,7 +207,7 @@ def test_checkpointing_saves_memory_and_changes_nothing_else(name: str) -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-7)
     assert sizes[1] < sizes[0]
     for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
-        assert (a.grad - b.grad).norm() <= 1e-6 * a.grad.norm() + 1e-9, key
+        assert not a.requires_grad or (a.grad - b.grad).norm() <= 1e-6 * a.grad.norm() + 1e-9, key
     for (key, a), b in zip(plain.named_buffers(), saving.buffers(), strict=True):
         assert torch.equal(a, b), f"{key} moved twice"
     saving.set_grad_checkpointing(False)

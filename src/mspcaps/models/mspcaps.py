@@ -128,13 +128,13 @@ class MSPCaps(CapsuleModel):
     def patch_grids(self) -> list[tuple[int, Grid]]:
         return [(self.patchify.patch * 2**i, grid) for i, grid in zip(self.scales, self.grids, strict=True)]
 
-    def forward_features(self, x: Tensor) -> list[Tensor]:
-        """-> primary capsules u_i [b, n_i, d_i] of every scale in use, finest first."""
-        return self.patchify(self.backbone(self.normalize(x)))
+    def forward_maps(self, x: Tensor) -> list[Tensor]:
+        """-> feature maps f_i [b, C_i, h, w] of every scale in use, finest first."""
+        return self.backbone(self.normalize(x))
 
-    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
-        """Primary capsules of every scale -> class capsules [b, num_classes, d_out]."""
-        return self.route_blocks(u, states)[-1]
+    def make_capsules(self, maps: list[Tensor]) -> list[Tensor]:
+        """-> primary capsules u_i [b, n_i, d_i] of every scale in use."""
+        return self.patchify(maps)
 
     def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
         """-> what every routing block makes of them [b, j, e], the class capsules last."""
@@ -143,14 +143,6 @@ class MSPCaps(CapsuleModel):
         middle = self.routing[0](u[0], u[1], states)
         return [middle, self.routing[1](middle, u[2], states)]
 
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.i [b, c, h, w], primary.i [b, n, d] and, of every routing block, routed.i [b, j, e]."""
-        maps = self.backbone(self.normalize(x))
-        u = self.patchify(maps)
-        named = {f"map.{i}": f for i, f in zip(self.scales, maps, strict=True)}
-        named |= {f"primary.{i}": capsules for i, capsules in zip(self.scales, u, strict=True)}
-        return named | {f"routed.{i}": v for i, v in enumerate(self.route_blocks(u))}
-
     def get_classifier(self) -> nn.Module:
         return self.routing[-1]
 
@@ -158,9 +150,6 @@ class MSPCaps(CapsuleModel):
         self.routing[-1] = self.routing[-1].with_outputs(num_classes)
         if self.decoder is not None:
             self.decoder = self.new_decoder(num_classes)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.grad_checkpointing = enable
 
     @classmethod
     def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

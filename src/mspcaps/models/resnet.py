@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
-from mspcaps.models.model import Model, Task
+from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
 
 TOO_SMALL = "is smaller than one pixel of the last feature map"  # of which little would be left but padding
@@ -59,7 +59,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-class ResNet(Model):
+class ResNet(LinearClassifier):
     """3x3 stem -> stages of basic blocks, each after the first halving the map -> mean over the map -> linear layer.
 
     [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
@@ -102,14 +102,7 @@ class ResNet(Model):
         return maps
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """-> class scores [b, num_classes]: logits, before any softmax."""
-        return self.head(features.mean((2, 3)))
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.head = nn.Linear(self.num_features, num_classes)
+        return super().forward_head(features.mean((2, 3)))
 
 
 @register_model
