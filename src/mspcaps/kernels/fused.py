@@ -193,6 +193,7 @@ class JointVotes(CrossAgreementRouting):
 
     def __init__(self, plain: CrossAgreementRouting) -> None:
         nn.Module.__init__(self)
+        self.arguments = plain.arguments
         self.fine, self.coarse, self.n_out, self.d_out = plain.fine, plain.coarse, plain.n_out, plain.d_out
         self.w2, self.w1 = plain.w2, None
 
