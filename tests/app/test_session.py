@@ -1,6 +1,7 @@
 """Questions and answers without a browser, on the real pictures that come with the package."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from mspcaps.app.perturb import perturb, rotate
 from mspcaps.app.store import file_title
 from mspcaps.app.uploads import accept, decode_picture
 from mspcaps.errors import MspcapsError
-from mspcaps.models import save_weights
+from mspcaps.models import read_card, save_weights
 from mspcaps.pages import image_url, macro
 
 
@@ -128,6 +129,14 @@ def test_names_on_the_store(tmp_path, monkeypatch):
         )
         == []
     )
+
+
+def test_weights_of_one_model_and_data_set_are_told_apart(monkeypatch):
+    plain = read_card("mspcaps_t.cifar10")
+    robust = replace(plain, recipe=plain.recipe | {"adversary": {"eps": 8.0}})
+    monkeypatch.setattr("mspcaps.app.store.list_pretrained", lambda: ["mspcaps_t.cifar10", "mspcaps_t.cifar10-linf8"])
+    monkeypatch.setattr("mspcaps.app.store.read_card", lambda name: robust if "-" in name else plain)
+    assert ModelStore().names == ["mspcaps_t · CIFAR-10", "mspcaps_t · CIFAR-10-linf8"]
 
 
 def test_a_file_is_named_by_as_much_of_its_path_as_tells_it_from_others():

@@ -112,6 +112,18 @@ def test_what_is_not_known_is_not_told(place, tmp_path):
         load_for(new)
 
 
+def test_options_that_a_file_does_not_say_are_not_guessed(tmp_path):
+    """With them, scores are of another kind than those of the registered model, or images smaller than it takes."""
+    for name, options, kind in (
+        ("aa_capsnet", {"loss": "cross_entropy"}, "logits"),
+        ("mspcaps_t", {"patch": 2}, "lengths"),
+    ):
+        model = seasoned(name, img_size=17 if kind == "logits" else 12, **options)
+        export_model(model, tmp_path / f"{name}.onnx")
+        file = load_onnx(tmp_path / f"{name}.onnx")
+        assert file.scores == model.scores == kind and not hasattr(file, "criterion")
+
+
 def test_a_model_of_ones_own_without_class_names(tmp_path, monkeypatch, capsys):
     """Where it was registered and where it is not, and with the classes of the data, as the torch model takes them."""
     draw(tmp_path / "own", count=8)

@@ -40,7 +40,8 @@ class ModelStore:
             self._models[self._free_title(f"{title_of(model)} · {file_title(path, weights)}")] = model
         cards = [read_card(name) for name in list_pretrained()]
         for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # large ones take seconds
-            self._shipped[f"{card.model} · {set_title(card.dataset)}"] = card.name
+            tag = card.name.removeprefix(f"{card.model}.{card.dataset}")  # such as -linf8
+            self._shipped[f"{card.model} · {set_title(card.dataset)}{tag}"] = card.name
         if not self.names:
             raise MspcapsError(
                 "there is no model to show: this version of mspcaps ships no weights, so name a .safetensors file "

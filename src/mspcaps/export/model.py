@@ -1,5 +1,6 @@
 """`export_model`: a trained model as one file for elsewhere, written only after it gave PyTorch's answers."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_on
 from mspcaps.export.quantize import Agreement, load_calibration, quantize
 from mspcaps.export.runner import Metadata, OnnxModel, require
 from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
-from mspcaps.models import as_model, class_names, config_of, create_model, list_models, unwrapped, weights_path
+from mspcaps.models import Model, as_model, class_names, config_of, create_model, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
 TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
@@ -76,24 +77,30 @@ class OnnxModule(nn.Module):
         self.config = {
             "name": task.model, "num_classes": len(task.classes), "in_chans": task.channels, "img_size": task.img_size
         }  # fmt: skip
-        if task.model in list_models():  # knows the loss, which the file does not
-            with torch.device("meta"):
-                model = create_model(
-                    task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
-                )
-            self.scores, self.criterion = model.scores, model.criterion
-        elif task.scores is None:
+        model = registered_twin(task)
+        if model is None and task.scores is None:
             raise MspcapsError(
                 f"the file holds a {task.model}, which no imported code registers, and does not say whether its scores "
                 "are lengths or logits: export it again, or name the module that registers it with --import"
             )
-        else:
-            self.scores = "lengths" if task.scores == "lengths" else "logits"
+        self.scores = task.scores or model.scores  # type: ignore[union-attr]
+        if model is not None and model.scores == self.scores:  # otherwise an option changed them, and the loss
+            self.criterion = model.criterion
         recipe = {"recipe": {"data": task.data}} if task.data else {}
         self.metadata = {**({"classes": list(task.classes)} if task.named else {}), **recipe}
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.from_numpy(self.file(x.detach().numpy()))
+
+
+def registered_twin(task: Metadata) -> Model | None:
+    """The model without its weights: it knows the loss, which the file does not. None if no imported code registers it,
+    or if this image size takes options, which the file does not say either."""
+    with contextlib.suppress(MspcapsError), torch.device("meta"):
+        return create_model(
+            task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
+        )  # fmt: skip
+    return None
 
 
 def load_onnx(path: str | Path) -> OnnxModule:

@@ -23,6 +23,7 @@ from mspcaps.models.controls import LinearHead, PatchAverages
 from mspcaps.models.layers import BatchNorm, ConvBN
 from mspcaps.models.mspcaps import MSRB, MSPCaps, MultiScalePatchify, ResidualBlock
 
+STEPS = ("forward_features", "forward_maps", "make_capsules")  # from an image to capsules
 TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -68,7 +69,8 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 def parts_are_plain(model: MSPCaps | LinearHead) -> bool:
     """Whether no module that the operators pass by is more than they know: changed, listened to, or frozen."""
     module, patchify = model.backbone, model.patchify
-    if type(model).forward_features not in (MSPCaps.forward_features, LinearHead.forward_features):
+    own, known = type(model), MSPCaps if isinstance(model, MSPCaps) else LinearHead
+    if any(getattr(own, step, None) is not getattr(known, step, None) for step in STEPS):
         return False
     if not is_plain(module, MSRB) or not (is_plain(patchify, MultiScalePatchify) or is_plain(patchify, PatchAverages)):
         return False
@@ -214,6 +216,7 @@ class JointVotes(CrossAgreementRouting):
 
     def __init__(self, plain: CrossAgreementRouting) -> None:
         nn.Module.__init__(self)
+        self.arguments = plain.arguments
         self.fine, self.coarse, self.n_out, self.d_out = plain.fine, plain.coarse, plain.n_out, plain.d_out
         self.w2, self.w1 = plain.w2, None
 

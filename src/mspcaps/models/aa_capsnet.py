@@ -22,7 +22,7 @@ from mspcaps.capsules import margin_loss, squash
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import check_img_size, run_block
-from mspcaps.models.model import Model, Task
+from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
 
 SMALLEST = 17  # pixels a side that leave one capsule: two kernels of 9 without padding
@@ -53,7 +53,7 @@ class PlaceAttention(nn.Module):
         return u + self.gamma * attended.view_as(u)
 
 
-class AACapsNet(Model):
+class AACapsNet(LinearClassifier):
     """9x9 convolution -> primary capsules as in CapsNet -> attention over places -> two linear layers -> logits."""
 
     def __init__(self, task: Task, types: int = 32, d_in: int = 8, d_key: int = 32, hidden: int = 128) -> None:
@@ -85,10 +85,6 @@ class AACapsNet(Model):
         """-> hidden features [b, 128]."""
         return self.make_features(self.make_capsules(self.forward_stem(x)))
 
-    def forward_head(self, features: Tensor) -> Tensor:
-        """-> class scores [b, num_classes]: logits, before any softmax."""
-        return self.head(features)
-
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 256, h, w], primary.0 [b, n, d], hidden.0 [b, 128]."""
         fmap = self.forward_stem(x)
@@ -97,12 +93,6 @@ class AACapsNet(Model):
 
     def tensor_places(self) -> dict[str, tuple[int, int]]:
         return {"hidden.weight": self.grid}
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.head = nn.Linear(self.num_features, num_classes)
 
 
 class AACapsNetMargin(AACapsNet):
@@ -113,7 +103,7 @@ class AACapsNetMargin(AACapsNet):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """-> class scores [b, num_classes] in [0, 1]."""
-        return at_least_fp32(self.head(features)).sigmoid()
+        return at_least_fp32(super().forward_head(features)).sigmoid()
 
 
 def grid_of(img_size: tuple[int, int]) -> tuple[int, int]:

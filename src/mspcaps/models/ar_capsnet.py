@@ -12,15 +12,12 @@ Parameters: 7,563,392 for 3 x 32 x 32 (9,566,336 with decoder). The MNIST model 
 (5,312,528), 5,712,128 for 1 x 32 x 32.
 """
 
-import math
-
 from torch import Tensor, nn
 
 from mspcaps.capsules import AttentionRouting, CapsuleAffine, ConvAttentionRouting, States
 from mspcaps.capsules.routing.attention import glorot
-from mspcaps.errors import MspcapsError
-from mspcaps.models.capsule_model import CapsuleModel, Decoder
-from mspcaps.models.layers import BatchNorm, Dropout, run_block
+from mspcaps.models.capsule_model import CapsuleModel
+from mspcaps.models.layers import BatchNorm, Dropout, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -46,15 +43,12 @@ class ConvCaps(nn.Module):
 class ARCapsNet(CapsuleModel):
     """Two convolutions -> primary capsules -> maps of capsules, the first of half the size -> class capsules."""
 
+    hidden = (512, 512)
+
     def __init__(self, task: Task, layers: int, dim: int, decoder: bool) -> None:
         super().__init__(task)
-        if min(task.img_size) < 1:
-            nearest = " x ".join(str(max(side, 1)) for side in task.img_size)
-            raise MspcapsError(
-                f"an image of {task.img_size[0]} x {task.img_size[1]} pixels leaves no capsule: the nearest size that "
-                f"works is {nearest}"
-            )
-        self.dim = dim
+        check_img_size(task.img_size)
+        self.d_out = dim
         self.stem = nn.Sequential(
             conv3x3(task.in_chans, 64), BatchNorm(64), nn.ReLU(), conv3x3(64, 64), BatchNorm(64), nn.ReLU()
         )
@@ -72,7 +66,7 @@ class ARCapsNet(CapsuleModel):
         self.dropout = Dropout(RATE)
         self.routing = self.init_votes(AttentionRouting(CHANNELS, d_in * self.places, task.num_classes, dim))
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
-        self.reconstruction = RECONSTRUCTION / (task.in_chans * math.prod(task.img_size))
+        self.reconstruction = RECONSTRUCTION / task.numel
 
     def init_votes(self, routing: AttentionRouting) -> AttentionRouting:
         """Glorot's of a convolution whose kernel is the whole map: every place counts for the outputs as well."""
@@ -80,47 +74,22 @@ class ARCapsNet(CapsuleModel):
         glorot(routing.w.data, d_in, self.places * n_in * n_out * d_out)
         return routing
 
-    def new_decoder(self, num_classes: int) -> Decoder:
-        return Decoder(num_classes * self.dim, self.task, hidden=(512, 512))
-
-    def forward_stem(self, x: Tensor) -> Tensor:
-        """-> feature map [b, 64, h, w]."""
-        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
-
-    def make_capsules(self, fmap: Tensor) -> Tensor:
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """Feature map [b, 64, h, w] -> primary capsules [b, 8, 16, h', w']."""
-        s = self.primary(fmap).unflatten(1, (CHANNELS, PRIMARY_DIM))  # [b, n, d, h, w]
+        s = self.primary(maps[0]).unflatten(1, (CHANNELS, PRIMARY_DIM))  # [b, n, d, h, w]
         return self.affine(s.movedim((1, 2), (3, 4))).tanh().movedim((3, 4), (1, 2))
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """-> primary capsules [b, 8, 16, h, w]."""
-        return self.make_capsules(self.forward_stem(x))
-
-    def route_maps(self, u: Tensor, states: States | None = None) -> list[Tensor]:
-        """-> the map of capsules that every layer makes, the primary capsules first."""
-        maps = [u]
+    def route_blocks(self, features: Tensor, states: States | None = None) -> list[Tensor]:
+        """-> the map of capsules that every layer makes, then the class capsules [b, num_classes, dim], divided by the
+        largest length that tanh allows: lengths in [0, 1)."""
+        u, maps = features, []
         for layer in self.layers:
-            last = maps[-1]
-            maps.append(run_block(layer, last, self.grad_checkpointing) if states is None else layer(last, states))
-        return maps
-
-    def route_classes(self, u: Tensor, states: States | None = None) -> Tensor:
-        """The last map -> class capsules, divided by the largest length that tanh allows: lengths in [0, 1)."""
-        return self.routing(self.dropout(u).flatten(2), states) / self.dim**0.5
-
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, dim]."""
-        return self.route_classes(self.route_maps(features, states)[-1], states)
-
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.0 [b, 64, h, w], primary.0 [b, 8, 16, h', w'], routed.i of every layer, the classes last."""
-        fmap = self.forward_stem(x)
-        maps = self.route_maps(self.make_capsules(fmap))
-        routed = [*maps[1:], self.route_classes(maps[-1])]
-        return {"map.0": fmap, "primary.0": maps[0], **{f"routed.{i}": v for i, v in enumerate(routed)}}
+            u = run_block(layer, u, self.grad_checkpointing) if states is None else layer(u, states)
+            maps.append(u)
+        return [*maps, self.routing(self.dropout(u).flatten(2), states) / self.d_out**0.5]
 
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
-        return super().reconstruct(v * self.dim**0.5, y)  # the decoder sees what tanh gave
+        return super().reconstruct(v * self.d_out**0.5, y)  # the decoder sees what tanh gave
 
 
 def conv3x3(in_chans: int, out_chans: int, stride: int = 1) -> nn.Conv2d:

@@ -23,6 +23,7 @@ from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
+D_IN = 8  # of a primary capsule
 SMALLEST = 17  # pixels a side that leave one capsule: two kernels of 9 without padding
 WINDOW = 24  # pixels a side that capsnet_cifar sees
 
@@ -32,18 +33,16 @@ class CapsNet(CapsuleModel):
 
     padding = 0
     leaky = False
+    d_out = 16
 
-    def __init__(
-        self, task: Task, iterations: int, decoder: bool = False, types: int = 32, d_in: int = 8, d_out: int = 16
-    ) -> None:
+    def __init__(self, task: Task, iterations: int, decoder: bool = False, types: int = 32) -> None:
         super().__init__(task)
-        self.d_in, self.d_out = d_in, d_out
         rows, columns = self.grid(task.img_size)
         self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9, padding=self.padding), nn.ReLU())
-        self.primary = nn.Conv2d(256, types * d_in, 9, stride=2, padding=self.padding)
+        self.primary = nn.Conv2d(256, types * D_IN, 9, stride=2, padding=self.padding)
         n = types * rows * columns
-        self.num_features = n * d_in
-        routing = DynamicRouting(n, d_in, task.num_classes, d_out, iterations, bias=self.leaky, leaky=self.leaky)
+        self.num_features = n * D_IN
+        routing = DynamicRouting(n, D_IN, task.num_classes, self.d_out, iterations, bias=self.leaky, leaky=self.leaky)
         self.routing = self.init_votes(routing)
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
 
@@ -53,20 +52,10 @@ class CapsNet(CapsuleModel):
         rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
         return rows, columns
 
-    def forward_stem(self, x: Tensor) -> Tensor:
-        """-> feature map [b, 256, h, w]."""
-        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
-
-    def forward_features(self, x: Tensor) -> Tensor:
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """-> primary capsules [b, n, d], n counts positions within types."""
-        u = self.primary(self.forward_stem(x))  # [b, types d, h, w]
-        u = u.unflatten(1, (-1, self.d_in)).movedim(2, -1)  # [b, types, h, w, d]
+        u = self.primary(maps[0]).unflatten(1, (-1, D_IN)).movedim(2, -1)  # [b, types, h, w, d]
         return squash(u.flatten(1, 3))
-
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.0 [b, 256, h, w], primary.0 [b, n, d], routed.0 [b, K, d]."""
-        u = self.forward_features(x)
-        return {"map.0": self.forward_stem(x), "primary.0": u, "routed.0": self.routing(u)}
 
     def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
         nn.init.normal_(routing.w, std=0.1)
@@ -82,16 +71,15 @@ class CapsNetCIFAR(CapsNet):
     leaky = True
 
     def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        check_img_size(img_size)
         rows, columns = (-(-min(side, WINDOW) // 2) for side in img_size)
         return rows, columns
 
-    def forward_stem(self, x: Tensor) -> Tensor:
+    def forward_maps(self, x: Tensor) -> list[Tensor]:
         """-> feature map [b, 256, h, w] of the window."""
-        x = self.normalize(x)
         top, left = (max(0, side - WINDOW) // 2 for side in self.img_size)
-        return run_block(
-            self.stem, standardize(x[..., top : top + WINDOW, left : left + WINDOW]), self.grad_checkpointing
-        )
+        seen = self.normalize(x)[..., top : top + WINDOW, left : left + WINDOW]
+        return [run_block(self.stem, standardize(seen), self.grad_checkpointing)]
 
 
 def standardize(x: Tensor) -> Tensor:

@@ -1,59 +1,88 @@
 """What networks with class capsules share: scores are lengths, the loss is the margin loss, a decoder if wanted."""
 
-import math
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState, States, length, margin_loss
 from mspcaps.capsules.losses import soft_targets
 from mspcaps.errors import MspcapsError
-from mspcaps.models.model import Criterion, Model, Task
-
-RECONSTRUCTION = 0.0005  # of CapsNet
+from mspcaps.models.layers import run_block
+from mspcaps.models.model import Criterion, Model, Task, numbered
 
 
 class Decoder(nn.Sequential):
     """The decoder of CapsNet: class capsules, those of other classes set to zero, flat [b, K d] -> pixels in [0, 1]."""
 
-    def __init__(self, inputs: int, task: Task, hidden: tuple[int, int] = (512, 1024)) -> None:
+    def __init__(self, inputs: int, task: Task, hidden: tuple[int, int]) -> None:
         first, second = hidden
-        pixels = task.in_chans * math.prod(task.img_size)
-        layers = (nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, pixels))
-        super().__init__(*layers, nn.Sigmoid())
+        layers = (nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
+        super().__init__(*layers, nn.Linear(second, task.numel), nn.Sigmoid())
 
 
 class CapsuleModel(Model):
-    """A family implements `forward_features` and sets `self.routing`, or implements `route` if there is more to it than
-    one block. With a decoder it sets `self.d_out` and `self.decoder`, and `self.reconstruction` if the weight of its
-    error is not that of CapsNet."""
+    """Images -> feature maps -> capsules -> class capsules, whose lengths are the scores.
 
-    scores = "lengths"
-    criterion = staticmethod(margin_loss)
+    A family implements `make_capsules` and sets `self.stem` and `self.routing`. It implements `forward_maps` if it has
+    more feature maps than that of the stem, and `route_blocks` if there is more to its routing than one block. With a
+    decoder it sets `self.d_out` and `self.decoder`, and what else differs from CapsNet's.
+    """
+
+    scores: ClassVar[Literal["lengths", "logits"]] = "lengths"
+    stem: nn.Module
     routing: Any
+    scales: tuple[int, ...] = (0,)  # of the feature maps; each is half as fine as the one before
     d_out: int  # numbers of a class capsule
+    hidden = (512, 1024)  # widths of the decoder
+    reconstruction = 0.0005  # weight of its squared error, summed over the pixels
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.task = task
         self.decoder: nn.Module | None = None
-        self.reconstruction = RECONSTRUCTION  # weight of the squared error, summed over pixels
+
+    @staticmethod
+    def criterion(scores: Tensor, y: Tensor) -> Tensor:
+        return margin_loss(scores, y)
+
+    def forward_maps(self, x: Tensor) -> list[Tensor]:
+        """-> feature maps [b, c, h, w], finest first."""
+        return [run_block(self.stem, self.normalize(x), self.grad_checkpointing)]
+
+    @abstractmethod
+    def make_capsules(self, maps: list[Tensor]) -> Any:
+        """Feature maps -> the capsules that are routed: a tensor, or a list of them."""
+
+    def route_blocks(self, features: Any, states: States | None = None) -> list[Tensor]:
+        """-> what every routing block makes, the class capsules last; what it did is appended to `states` if given."""
+        return [self.routing(features, states)]
 
     def route(self, features: Any, states: States | None = None) -> Tensor:
         """-> class capsules [b, num_classes, d]; what every routing block did is appended to `states` if given."""
-        return self.routing(features, states)
+        return self.route_blocks(features, states)[-1]
 
-    def forward_capsules(self, x: Tensor) -> Tensor:
-        """-> class capsules [b, num_classes, d]."""
-        return self.route(self.forward_features(x))
+    def forward_features(self, x: Tensor) -> Any:
+        """-> the capsules that are routed."""
+        return self.make_capsules(self.forward_maps(x))
+
+    def forward_capsules(self, x: Tensor, states: States | None = None) -> Tensor:
+        """-> class capsules [b, num_classes, d]; `states` as in `route`."""
+        return self.route(self.forward_features(x), states)
 
     def forward_head(self, features: Any) -> Tensor:
         """-> class scores [b, num_classes]: the lengths of the class capsules."""
         return length(self.route(features))
 
+    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
+        """-> map.i [b, c, h, w], the capsules primary.i that are routed and, of every routing block, routed.i."""
+        maps = self.forward_maps(x)
+        u, finest = self.make_capsules(maps), self.scales[0]
+        return numbered("map", maps, finest) | numbered("primary", u, finest) | numbered("routed", self.route_blocks(u))
+
     def routing_state(self, x: Tensor) -> list[RoutingState]:
         states: States = []
-        self.route(self.forward_features(x), states)
+        self.forward_capsules(x, states)
         paths = {module: path for path, module in self.named_modules()}
         for state in states:
             state.name = paths[state.block]
@@ -72,15 +101,14 @@ class CapsuleModel(Model):
         return routing
 
     def new_decoder(self, num_classes: int) -> nn.Module:
-        return Decoder(num_classes * self.d_out, self.task)
+        return Decoder(num_classes * self.d_out, self.task, self.hidden)
 
     def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
-        v = self.forward_capsules(x)
-        loss = criterion(length(v), y)
         if self.decoder is None:
-            return loss
+            return super().training_loss(x, y, criterion)
+        v = self.forward_capsules(x)
         error = (self.reconstruct(v, y).float() - x).square().flatten(1).sum(1)  # [b]
-        return loss + self.reconstruction * error.mean()
+        return criterion(length(v), y) + self.reconstruction * error.mean()
 
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
         """Class capsules [b, K, d] and the classes to draw them as, [b] or soft [b, K] -> images in [0, 1]."""

@@ -19,7 +19,8 @@ from mspcaps.capsules import (
     margin_loss,
 )
 from mspcaps.capsules.patchify import patch_averages
-from mspcaps.models.model import Model, Task
+from mspcaps.capsules.squash import at_least_fp32
+from mspcaps.models.model import LinearClassifier, Task, numbered
 from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grid
 from mspcaps.models.registry import register_model
 
@@ -35,7 +36,7 @@ class PatchAverages(nn.Module):
         return [patch_averages(f, self.patch) for f in maps]
 
 
-class LinearHead(Model):
+class LinearHead(LinearClassifier):
     """No capsules: one linear layer on the patch averages of all scales of MSPCaps-T, trained with cross-entropy."""
 
     def __init__(self, task: Task) -> None:
@@ -53,8 +54,7 @@ class LinearHead(Model):
         return self.patchify(self.backbone(self.normalize(x)))
 
     def forward_head(self, features: list[Tensor]) -> Tensor:
-        """-> class scores [b, num_classes], before the softmax."""
-        return self.head(torch.cat([u.flatten(1) for u in features], dim=1))
+        return super().forward_head(torch.cat([u.flatten(1) for u in features], dim=1))
 
     def tensor_places(self) -> dict[str, Any]:
         return {"head.weight": self.grids}
@@ -62,17 +62,7 @@ class LinearHead(Model):
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w] and average.i [b, n, c] of every scale."""
         maps = self.backbone(self.normalize(x))
-        named = {f"map.{i}": f for i, f in enumerate(maps)}
-        return named | {f"average.{i}": u for i, u in enumerate(self.patchify(maps))}
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.head = nn.Linear(self.num_features, num_classes)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.grad_checkpointing = enable
+        return numbered("map", maps) | numbered("average", self.patchify(maps))
 
     upgrade_state = MSPCaps.upgrade_state
 
@@ -85,7 +75,7 @@ class LinearMargin(LinearHead):
 
     def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> class scores [b, num_classes] in [0, 1]."""
-        return super().forward_head(features).sigmoid()
+        return at_least_fp32(super().forward_head(features)).sigmoid()
 
 
 @register_model

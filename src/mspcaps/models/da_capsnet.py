@@ -40,15 +40,15 @@ class ChannelAttention(nn.Module):
 class DACapsNet(CapsuleModel):
     """Convolutions -> channel attention -> rows of 128 values -> votes -> attention over rows -> dynamic routing."""
 
+    d_out = 16
+
     def __init__(
-        self, task: Task, iterations: int, decoder: bool, extra_conv: bool, kernel: int, accumulate: bool,
-        d_out: int = 16,
-    ) -> None:  # fmt: skip
+        self, task: Task, iterations: int, decoder: bool, extra_conv: bool, kernel: int, accumulate: bool
+    ) -> None:
         super().__init__(task)
         shrinks = 2 * (kernel - 1) + 2 * extra_conv  # of the halved map
         rows, columns = ((side - 4) // 2 - shrinks for side in task.img_size)
         check_img_size(task.img_size, 4 + 2 * (1 + shrinks))
-        self.d_out = d_out
         self.fine = nn.Sequential(nn.Conv2d(task.in_chans, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU())
         coarse = [nn.Conv2d(64, 128, kernel), nn.ReLU(), nn.Conv2d(128, 128, kernel), nn.ReLU()]
         extra = [nn.Conv2d(128, 256, 3), nn.ReLU()] if extra_conv else []
@@ -57,7 +57,7 @@ class DACapsNet(CapsuleModel):
         self.attention = ChannelAttention(chans)
         self.num_features = rows * columns * chans
         self.routing = DualAttentionRouting(
-            self.num_features // ROW, ROW, task.num_classes, d_out, iterations, accumulate
+            self.num_features // ROW, ROW, task.num_classes, self.d_out, iterations, accumulate
         )
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
         for module in (*self.fine, *self.coarse):
@@ -65,24 +65,14 @@ class DACapsNet(CapsuleModel):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
-    def forward_maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_maps(self, x: Tensor) -> list[Tensor]:
         """-> feature maps [b, 64, h, w] and, after channel attention, [b, c, h, w]."""
         fine = run_block(self.fine, self.normalize(x), self.grad_checkpointing)
-        return fine, self.attention(run_block(self.coarse, fine, self.grad_checkpointing))
+        return [fine, self.attention(run_block(self.coarse, fine, self.grad_checkpointing))]
 
-    def make_rows(self, fmap: Tensor) -> Tensor:
-        """Feature map [b, c, h, w] -> rows [b, i, 128], those of a position side by side."""
-        return fmap.movedim(1, -1).flatten(1).unflatten(1, (-1, ROW))
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """-> rows [b, i, 128]."""
-        return self.make_rows(self.forward_maps(x)[1])
-
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.0 [b, 64, h, w], map.1 [b, c, h, w], primary.0 [b, i, 128], routed.0 [b, K, d_out]."""
-        fine, coarse = self.forward_maps(x)
-        u = self.make_rows(coarse)
-        return {"map.0": fine, "map.1": coarse, "primary.0": u, "routed.0": self.route(u)}
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
+        """The last map [b, c, h, w] -> rows [b, i, 128], those of a position side by side."""
+        return maps[-1].movedim(1, -1).flatten(1).unflatten(1, (-1, ROW))
 
 
 @register_model

@@ -13,19 +13,18 @@ Parameters: 13,359,424 for 3 x 64 x 64 (13,426,995 with decoder), 8,444,224 for 
 """
 
 import itertools
-import math
 
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules import DynamicRouting, DynamicRouting3D, RoutingState, States, squash
+from mspcaps.capsules import DynamicRouting, DynamicRouting3D, States, squash
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, run_block
+from mspcaps.models.layers import BatchNorm, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
 TYPES = 32
-D_OUT = 32
+D, D_OUT = 8, 32  # of the capsules that vote for the classes, and of those
 RECONSTRUCTION = 0.4  # weight of the squared error, mean over the pixels
 
 
@@ -102,7 +101,7 @@ class DeepCaps(CapsuleModel):
 
     def __init__(self, task: Task, iterations: int, joint: bool, decoder: bool) -> None:
         super().__init__(task)
-        self.d = 8
+        check_img_size(task.img_size)
         conv = nn.Conv2d(task.in_chans, 128, 3, padding=1)
         nn.init.xavier_uniform_(conv.weight)
         nn.init.constant_(conv.bias, 0.0)  # type: ignore[arg-type]
@@ -111,11 +110,10 @@ class DeepCaps(CapsuleModel):
         self.last = RoutedCell(TYPES * 8, 8, iterations, joint)
         grids = [[-(-side // times) for side in task.img_size] for times in (16, 8)]
         n = sum(TYPES * rows * columns for rows, columns in grids)
-        self.num_features = n * self.d
-        self.routing = DynamicRouting(n, self.d, task.num_classes, D_OUT, iterations, bias=True)
-        init_class_votes(self.routing)
-        self.decoder = ConvDecoder(D_OUT, task) if decoder else None
-        self.reconstruction = RECONSTRUCTION / (task.in_chans * math.prod(task.img_size))
+        self.num_features = n * D
+        self.routing = self.init_votes(DynamicRouting(n, D, task.num_classes, D_OUT, iterations, bias=True))
+        self.decoder = self.new_decoder(task.num_classes) if decoder else None
+        self.reconstruction = RECONSTRUCTION / task.numel
 
     def forward_maps(self, x: Tensor, states: States | None = None) -> list[Tensor]:
         """-> maps of the stem and of the four cells."""
@@ -126,44 +124,30 @@ class DeepCaps(CapsuleModel):
             return [*maps, self.last(maps[-1], states)]
         return [*maps, run_block(self.last, maps[-1], self.grad_checkpointing)]
 
-    def flatten(self, maps: list[Tensor]) -> Tensor:
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """The maps of the last two cells, the coarser first -> capsules [b, n, d], types within positions."""
-        capsules = [m.unflatten(1, (TYPES, self.d)).permute(0, 3, 4, 1, 2).flatten(1, 3) for m in (maps[-1], maps[-2])]
+        capsules = [m.unflatten(1, (TYPES, D)).permute(0, 3, 4, 1, 2).flatten(1, 3) for m in (maps[-1], maps[-2])]
         return torch.cat(capsules, 1)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """-> capsules of the last two cells [b, n, d]."""
-        return self.flatten(self.forward_maps(x))
-
-    def routing_state(self, x: Tensor) -> list[RoutingState]:
-        states: States = []
-        self.route(self.flatten(self.forward_maps(x, states)), states)
-        for state, name in zip(states, ("last.routing", "routing"), strict=True):
-            state.name = name
-        return states
-
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.0 to map.4 [b, c, h, w], primary.0 [b, n, d], routed.0 [b, K, d]."""
-        maps = self.forward_maps(x)
-        u = self.flatten(maps)
-        return {f"map.{i}": m for i, m in enumerate(maps)} | {"primary.0": u, "routed.0": self.routing(u)}
+    def forward_capsules(self, x: Tensor, states: States | None = None) -> Tensor:
+        return self.route(self.make_capsules(self.forward_maps(x, states)), states)
 
     def show(self, v: Tensor, shown: Tensor) -> Tensor:
         """The capsule of the class alone: the decoder does not learn which one it is."""
         return (v * shown.unsqueeze(-1)).sum(1)
 
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = self.routing.with_outputs(num_classes)
-        init_class_votes(self.routing)
+    def new_decoder(self, num_classes: int) -> nn.Module:
+        """The one there is, for the same reason."""
+        return ConvDecoder(D_OUT, self.task) if self.decoder is None else self.decoder
 
-
-def init_class_votes(routing: DynamicRouting) -> None:
-    """Glorot's uniform distribution, as Keras computes it for [classes, capsules, d_out, d_in] and [classes, d_out]."""
-    n_in, d_in, n_out, d_out = routing.w.shape
-    bound = (6 / (n_out * n_in * (d_in + d_out))) ** 0.5
-    nn.init.uniform_(routing.w, -bound, bound)
-    if routing.bias is not None:
-        nn.init.xavier_uniform_(routing.bias)
+    def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
+        """Glorot's uniform distribution, as Keras has it for [classes, capsules, d_out, d_in] and [classes, d_out]."""
+        n_in, d_in, n_out, d_out = routing.w.shape
+        bound = (6 / (n_out * n_in * (d_in + d_out))) ** 0.5
+        nn.init.uniform_(routing.w, -bound, bound)
+        if routing.bias is not None:
+            nn.init.xavier_uniform_(routing.bias)
+        return routing
 
 
 @register_model

@@ -19,23 +19,25 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import SelfAttentionRouting, exponential_squash
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, check_img_size, run_block
+from mspcaps.models.layers import BatchNorm, check_img_size
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
 SMALLEST = 11  # pixels a side that leave a map of 1 x 1: kernels of 5, 3, 3 and 3, none padded
 STEM = ((32, 5, 1), (64, 3, 1), (64, 3, 1), (128, 3, 2))  # channels, kernel, stride
 RECONSTRUCTION = 0.392  # weight of the mean squared error
+D_IN = 8  # of a primary capsule
 
 
 class EfficientCapsNet(CapsuleModel):
     """Four convolutions -> primary capsules from a depthwise kernel as large as the map -> self-attention routing."""
 
-    def __init__(self, task: Task, decoder: bool, d_in: int = 8, d_out: int = 16) -> None:
+    d_out = 16
+
+    def __init__(self, task: Task, decoder: bool) -> None:
         super().__init__(task)
         rows, columns = ((side - 8 - 3) // 2 + 1 for side in task.img_size)
         check_img_size(task.img_size, SMALLEST)
-        self.d_in, self.d_out = d_in, d_out
         layers: list[nn.Module] = []
         chans = task.in_chans
         for width, kernel, stride in STEM:
@@ -49,27 +51,13 @@ class EfficientCapsNet(CapsuleModel):
         nn.init.xavier_uniform_(self.primary.weight)
         nn.init.zeros_(self.primary.bias)  # type: ignore[arg-type]
         self.num_features = chans
-        self.routing = self.init_votes(SelfAttentionRouting(chans // d_in, d_in, task.num_classes, d_out))
+        self.routing = self.init_votes(SelfAttentionRouting(chans // D_IN, D_IN, task.num_classes, self.d_out))
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
-        self.reconstruction = RECONSTRUCTION / (task.in_chans * math.prod(task.img_size))
+        self.reconstruction = RECONSTRUCTION / task.numel
 
-    def forward_stem(self, x: Tensor) -> Tensor:
-        """-> feature map [b, 128, h, w]."""
-        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
-
-    def make_capsules(self, fmap: Tensor) -> Tensor:
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """Feature map [b, 128, h, w] -> primary capsules [b, 16, 8]."""
-        return exponential_squash(self.primary(fmap).flatten(1).unflatten(1, (-1, self.d_in)))
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """-> primary capsules [b, 16, 8]."""
-        return self.make_capsules(self.forward_stem(x))
-
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.0 [b, 128, h, w], primary.0 [b, 16, 8], routed.0 [b, K, d_out]."""
-        fmap = self.forward_stem(x)
-        u = self.make_capsules(fmap)
-        return {"map.0": fmap, "primary.0": u, "routed.0": self.route(u)}
+        return exponential_squash(self.primary(maps[0]).flatten(1).unflatten(1, (-1, D_IN)))
 
     def init_votes(self, routing: SelfAttentionRouting) -> SelfAttentionRouting:
         """He's deviation as Keras takes it for four dimensions: all but the output dimension count as inputs."""

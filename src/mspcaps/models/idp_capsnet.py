@@ -14,7 +14,8 @@ Parameters: 561,297 for 3 x 32 x 32, 556,689 for 1 x 32 x 32, 510,609 for 1 x 28
 
 from torch import Tensor, nn
 
-from mspcaps.capsules import InvertedAttentionRouting, RoutingState, States
+from mspcaps.capsules import InvertedAttentionRouting, States
+from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Model, Task
 from mspcaps.models.registry import register_model
@@ -36,7 +37,7 @@ class PrimaryCaps(nn.Module):
         return self.norm(self.conv(x).permute(0, 2, 3, 1).unflatten(-1, (TYPES, POSE)))
 
 
-class IDPCapsNet(Model):
+class IDPCapsNet(CapsuleModel):
     """Convolution -> primary capsules -> two layers of convolutional capsules -> class capsules -> a logit of each.
 
     In the first pass every layer is made from the one below it; in each later one all layers are updated at once, from
@@ -44,6 +45,7 @@ class IDPCapsNet(Model):
     """
 
     scores = "logits"
+    criterion = staticmethod(Model.criterion)
 
     def __init__(self, task: Task, iterations: int) -> None:
         super().__init__(task)
@@ -59,17 +61,12 @@ class IDPCapsNet(Model):
         self.head = nn.Linear(POSE, 1)
         self.num_features = max(1, iterations - 1) * grid[0] * grid[1] * TYPES * POSE
 
-    def forward_stem(self, x: Tensor) -> Tensor:
-        """-> feature map [b, 256, h, w]."""
-        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
+    def make_capsules(self, maps: list[Tensor], states: States | None = None) -> list[Tensor]:
+        """-> the upper convolutional capsules [b, h, w, types, 16] of every pass that the class capsules see.
 
-    def forward_features(self, x: Tensor) -> list[Tensor]:
-        """-> the upper convolutional capsules [b, h, w, types, 16] of every pass that the class capsules see."""
-        return self.route_maps(self.forward_stem(x))
-
-    def route_maps(self, x: Tensor, states: States | None = None) -> list[Tensor]:
-        """Feature map -> as `forward_features`. A layer is updated as long as the layer above it looks at it again."""
-        u = run_block(self.primary, x, self.grad_checkpointing)
+        A layer is updated as long as the layer above it looks at it again.
+        """
+        u = run_block(self.primary, maps[0], self.grad_checkpointing)
         lower = self.lower(u)
         seen = [self.upper(lower)]
         for step in range(2, self.iterations):  # the class capsules of pass t look at pass t - 1
@@ -79,41 +76,21 @@ class IDPCapsNet(Model):
             seen.append(upper)
         return seen
 
-    def route(self, features: list[Tensor], states: States | None = None) -> Tensor:
+    def route_blocks(self, features: list[Tensor], states: States | None = None) -> list[Tensor]:
         """-> class capsules [b, num_classes, 16]."""
         v = self.routing(features[0])  # [b, 1, 1, K, 16]
         for step in range(2, self.iterations + 1):
             v = self.routing(features[step - 2], v, states if step == self.iterations else None)
-        return v.flatten(1, 3)
+        return [v.flatten(1, 3)]
 
-    def forward_capsules(self, x: Tensor) -> Tensor:
-        """-> class capsules [b, num_classes, 16]."""
-        return self.route(self.forward_features(x))
+    def forward_capsules(self, x: Tensor, states: States | None = None) -> Tensor:
+        """-> class capsules [b, num_classes, 16]. Only blocks that weigh anything append to `states`: in two passes the
+        class capsules alone, in four all three."""
+        return self.route(self.make_capsules(self.forward_maps(x), states), states)
 
     def forward_head(self, features: list[Tensor]) -> Tensor:
         """-> logits [b, num_classes]."""
         return self.head(self.route(features)).squeeze(-1)
-
-    def routing_state(self, x: Tensor) -> list[RoutingState]:
-        """Of the blocks that weigh anything: in two passes the class capsules alone, in four all three."""
-        states: States = []
-        self.route(self.route_maps(self.forward_stem(x), states), states)
-        paths = {module: path for path, module in self.named_modules()}
-        for state in states:
-            state.name = paths[state.block]
-        return states
-
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.0 [b, 256, h, w], primary.i, the upper capsules of each pass, routed.0 [b, K, 16]."""
-        m = self.forward_stem(x)
-        seen = self.route_maps(m)
-        return {"map.0": m} | {f"primary.{i}": u for i, u in enumerate(seen)} | {"routed.0": self.route(seen)}
-
-    def get_classifier(self) -> nn.Module:
-        return self.routing
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.routing = self.routing.with_outputs(num_classes)
 
 
 @register_model

@@ -19,8 +19,8 @@ from mspcaps.capsules import AgreementPooling, LocalAgreementRouting, States, ca
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, run_block
-from mspcaps.models.model import Model, Task
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
+from mspcaps.models.model import LinearClassifier, Task, numbered
 from mspcaps.models.registry import register_model
 
 
@@ -77,9 +77,12 @@ class Backbone(nn.Module):
     `scales=1` they see the coarsest map alone.
     """
 
-    def __init__(self, config: Config, in_chans: int, scales: int = 3) -> None:
+    def __init__(self, config: Config, task: Task, scales: int = 3) -> None:
         super().__init__()
-        self.stages, chans = nn.ModuleList(), in_chans
+        check_img_size(task.img_size)
+        if config.kernel % 2 == 0:
+            raise MspcapsError(f"kernel is {config.kernel}, but must be odd, so that a convolution has a middle")
+        self.stages, chans = nn.ModuleList(), task.in_chans
         for width, count in zip(config.widths, config.blocks, strict=True):
             first = Halve(chans, width) if self.stages else ConvBN(chans, width)
             blocks = (Block(width, config.expansion * width, config.kernel) for _ in range(count))
@@ -152,14 +155,13 @@ class LaCaps(CapsuleModel):
     [b, in_chans, h, w] in [0, 1], of any size -> lengths [b, num_classes].
     """
 
-    criterion = staticmethod(length_cross_entropy)  # type: ignore[assignment]
+    criterion = staticmethod(length_cross_entropy)
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        check_odd("kernel", config.kernel)
         self.normalize = Normalize(task.mean, task.std)  # of any size
         self.patch, self.d_out = config.patch, config.d_out
-        self.backbone = Backbone(config, task.in_chans)
+        self.backbone = Backbone(config, task)
         self.patchify = nn.ModuleList(PatchCapsules(width, config.dim, config.patch) for width in config.widths)
         self.votes = Votes(config.dim, task.num_classes, config.d_out)
         local = [LocalAgreementRouting(config.d_out, config.window) for _ in config.widths[1:]]
@@ -170,16 +172,12 @@ class LaCaps(CapsuleModel):
         cells = [self.patch * 2**i for i in range(len(self.patchify))]
         return [(cell, patch_grid(self.img_size, cell)) for cell in cells]
 
-    def forward_features(self, x: Tensor) -> list[Tensor]:
+    def forward_maps(self, x: Tensor) -> list[Tensor]:
+        return self.backbone(self.normalize(x))
+
+    def make_capsules(self, maps: list[Tensor]) -> list[Tensor]:
         """-> capsules [b, rows, columns, d] of every scale, finest first."""
-        return self.capsules_of(self.backbone(self.normalize(x)))
-
-    def capsules_of(self, maps: list[Tensor]) -> list[Tensor]:
         return [patchify(f) for patchify, f in zip(self.patchify, maps, strict=True)]
-
-    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
-        """Capsules of every scale -> class capsules [b, num_classes, d_out]."""
-        return self.route_blocks(u, states)[-1]
 
     def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
         """-> the votes of the wholes of every scale but the finest [b, h, w, j, e], the class capsules last."""
@@ -191,13 +189,6 @@ class LaCaps(CapsuleModel):
             routed.append(fine)
         return [*routed, pooling(fine, support, states)]
 
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.i [b, c, h, w], primary.i [b, h, w, d] and, of every routing block, routed.i."""
-        maps = self.backbone(self.normalize(x))
-        u = self.capsules_of(maps)
-        named = {f"map.{i}": f for i, f in enumerate(maps)} | {f"primary.{i}": t for i, t in enumerate(u)}
-        return named | {f"routed.{i}": v for i, v in enumerate(self.route_blocks(u))}
-
     def get_classifier(self) -> nn.Module:
         return self.votes
 
@@ -207,11 +198,8 @@ class LaCaps(CapsuleModel):
     def no_weight_decay(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.ndim < 2 or name.endswith(("offset", "votes.bias"))}
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.grad_checkpointing = enable
 
-
-class AverageHead(Model):
+class AverageHead(LinearClassifier):
     """No capsules: the mean over the last map of LaCaps's backbone, then one linear layer, trained with cross-entropy.
 
     [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
@@ -221,9 +209,8 @@ class AverageHead(Model):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        check_odd("kernel", config.kernel)
         self.normalize = Normalize(task.mean, task.std)  # of any size
-        self.backbone = Backbone(config, task.in_chans, self.scales)
+        self.backbone = Backbone(config, task, self.scales)
         self.num_features = config.widths[-1]
         self.new_classifier(task.num_classes)
 
@@ -232,24 +219,14 @@ class AverageHead(Model):
         return self.backbone(self.normalize(x))[-1]
 
     def forward_head(self, features: Any) -> Tensor:
-        """-> class scores [b, num_classes]: logits, before any softmax."""
-        return self.head(features.mean((2, 3)))
+        return super().forward_head(features.mean((2, 3)))
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w] of every scale that the head sees, the coarsest being map.2."""
         return {f"map.{i}": f for i, f in enumerate(self.backbone(self.normalize(x)), 3 - self.scales)}
 
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.head = nn.Linear(self.num_features, num_classes)
-
     def no_weight_decay(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.ndim < 2}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.grad_checkpointing = enable
 
 
 class PatchesHead(AverageHead):
@@ -277,16 +254,10 @@ class PatchesHead(AverageHead):
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w] and average.i [b, rows, columns, c] of every scale."""
         named = super().forward_intermediates(x)
-        return named | {f"average.{i}": patch_means(f, self.patch) for i, f in enumerate(list(named.values()))}
+        return named | numbered("average", [patch_means(f, self.patch) for f in named.values()])
 
     def tensor_places(self) -> dict[str, Any]:
         return {"head.weight": self.grids}
-
-
-def check_odd(name: str, value: int) -> None:
-    """Refuses a convolution that would move the image."""
-    if value % 2 == 0:
-        raise MspcapsError(f"{name} is {value}, but must be odd, so that a convolution has a middle")
 
 
 @register_model

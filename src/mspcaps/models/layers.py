@@ -35,14 +35,11 @@ def check_labels(labels: Tensor, classes: int) -> None:
         raise MspcapsError(f"labels run from {low} to {high}, but there are {classes} classes, numbered from 0")
 
 
-def check_img_size(img_size: tuple[int, int], smallest: int) -> None:
-    """Refuses an image that leaves a network no capsule."""
+def check_img_size(img_size: tuple[int, int], smallest: int = 1, why: str = "leaves no capsule") -> None:
+    """Refuses an image that is too small for a network."""
     if min(img_size) < smallest:
-        nearest = " x ".join(str(max(side, smallest)) for side in img_size)
-        raise MspcapsError(
-            f"an image of {img_size[0]} x {img_size[1]} pixels leaves no capsule: the nearest size that works is "
-            f"{nearest}"
-        )
+        size, nearest = (" x ".join(map(str, sides)) for sides in (img_size, [max(n, smallest) for n in img_size]))
+        raise MspcapsError(f"an image of {size} pixels {why}: the nearest size that works is {nearest}")
 
 
 class Normalize(nn.Module):

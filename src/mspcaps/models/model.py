@@ -31,6 +31,11 @@ class Task:
     mean: tuple[float, ...]  # per channel: the normalisation inside the model
     std: tuple[float, ...]
 
+    @property
+    def numel(self) -> int:
+        """Numbers of an image."""
+        return self.in_chans * math.prod(self.img_size)
+
 
 TASK = tuple(entry.name for entry in fields(Task))
 
@@ -115,8 +120,7 @@ class Model(nn.Module, ABC):
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> feature maps and capsules of each scale, by name, in the order in which they are computed."""
-        features = self.forward_features(x)
-        return {f"features.{i}": f for i, f in enumerate(features if isinstance(features, list) else [features])}
+        return numbered("features", self.forward_features(x))
 
     def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
         """Images, class numbers [b] or soft targets [b, K] -> scalar. A model with a decoder adds its loss here."""
@@ -173,12 +177,35 @@ class Model(nn.Module, ABC):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep less for the backward pass and compute it again: less memory, about a third more time."""
-        self.grad_checkpointing = enable
+        for module in self.modules():
+            if hasattr(module, "grad_checkpointing"):
+                module.grad_checkpointing = enable  # type: ignore[assignment]
 
     @classmethod
     def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of an older file, by the names of today."""
         return tensors
+
+
+class LinearClassifier(Model):
+    """A model that ends in one linear layer, which `new_classifier` makes once `num_features` is known."""
+
+    head: nn.Linear
+
+    def forward_head(self, features: Any) -> Tensor:
+        """-> class scores [b, num_classes]: logits, before any softmax."""
+        return self.head(features)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def new_classifier(self, num_classes: int) -> None:
+        self.head = nn.Linear(self.num_features, num_classes)
+
+
+def numbered(name: str, tensors: Tensor | list[Tensor], first: int = 0) -> dict[str, Tensor]:
+    """name.0, name.1, ... or, of a single tensor, name.0."""
+    return {f"{name}.{i}": t for i, t in enumerate(tensors if isinstance(tensors, list) else [tensors], first)}
 
 
 def follow_normalization(model: nn.Module, _: object) -> None:

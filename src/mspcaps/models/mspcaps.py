@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from mspcaps.capsules import AdditionFusion, CrossAgreementRouting, DynamicRouting, PatchifyCaps, States
 from mspcaps.capsules.patchify import Grid
-from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import ConvBN, run_block
+from mspcaps.models.layers import ConvBN, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -129,13 +128,13 @@ class MSPCaps(CapsuleModel):
     def patch_grids(self) -> list[tuple[int, Grid]]:
         return [(self.patchify.patch * 2**i, grid) for i, grid in zip(self.scales, self.grids, strict=True)]
 
-    def forward_features(self, x: Tensor) -> list[Tensor]:
-        """-> primary capsules u_i [b, n_i, d_i] of every scale in use, finest first."""
-        return self.patchify(self.backbone(self.normalize(x)))
+    def forward_maps(self, x: Tensor) -> list[Tensor]:
+        """-> feature maps f_i [b, C_i, h, w] of every scale in use, finest first."""
+        return self.backbone(self.normalize(x))
 
-    def route(self, u: list[Tensor], states: States | None = None) -> Tensor:
-        """Primary capsules of every scale -> class capsules [b, num_classes, d_out]."""
-        return self.route_blocks(u, states)[-1]
+    def make_capsules(self, maps: list[Tensor]) -> list[Tensor]:
+        """-> primary capsules u_i [b, n_i, d_i] of every scale in use."""
+        return self.patchify(maps)
 
     def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
         """-> what every routing block makes of them [b, j, e], the class capsules last."""
@@ -144,14 +143,6 @@ class MSPCaps(CapsuleModel):
         middle = self.routing[0](u[0], u[1], states)
         return [middle, self.routing[1](middle, u[2], states)]
 
-    def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.i [b, c, h, w], primary.i [b, n, d] and, of every routing block, routed.i [b, j, e]."""
-        maps = self.backbone(self.normalize(x))
-        u = self.patchify(maps)
-        named = {f"map.{i}": f for i, f in zip(self.scales, maps, strict=True)}
-        named |= {f"primary.{i}": capsules for i, capsules in zip(self.scales, u, strict=True)}
-        return named | {f"routed.{i}": v for i, v in enumerate(self.route_blocks(u))}
-
     def get_classifier(self) -> nn.Module:
         return self.routing[-1]
 
@@ -159,9 +150,6 @@ class MSPCaps(CapsuleModel):
         self.routing[-1] = self.routing[-1].with_outputs(num_classes)
         if self.decoder is not None:
             self.decoder = self.new_decoder(num_classes)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.grad_checkpointing = enable
 
     @classmethod
     def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -196,15 +184,10 @@ class MSPCapsDR(MSPCaps):
 
 def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:
     """Rows and columns of capsules on the feature map that has been halved `scale` times."""
-    grid = tuple(-(-side // 2**scale) // patch for side in img_size)
-    if min(grid) < 1:
-        least = 2**scale * (patch - 1) + 1
-        nearest = tuple(max(side, least) for side in img_size)
-        raise MspcapsError(
-            f"an image of {img_size[0]} x {img_size[1]} pixels leaves no capsule at scale 1/{2**scale} with patches of "
-            f"{patch}: the nearest size that works is {nearest[0]} x {nearest[1]}"
-        )
-    return grid[0], grid[1]
+    why = f"leaves no capsule at scale 1/{2**scale} with patches of {patch}"
+    check_img_size(img_size, 2**scale * (patch - 1) + 1, why)
+    rows, columns = (-(-side // 2**scale) // patch for side in img_size)
+    return rows, columns
 
 
 def middle_grids(n_mid: int, coarse: Grid) -> tuple[Grid, Grid]:

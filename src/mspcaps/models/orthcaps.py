@@ -140,27 +140,23 @@ class OrthCaps(CapsuleModel):
         self.dropout = Dropout(0.25)
         self.routing = SparseAttentionRouting(types, D, task.num_classes, D)
 
-    def forward_stem(self, x: Tensor) -> Tensor:
-        """-> feature map [b, 64, h, w]."""
-        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
-
     def forward_layers(self, x: Tensor) -> Tensor:
         """Pruned capsules [b, n d, h, w] -> flat capsules [b, types, d]."""
         for layer in self.layers:
             x = run_block(layer, x, self.grad_checkpointing)
         return self.flat(x).flatten(1).unflatten(1, (-1, D))
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """-> flat capsules [b, types, d]."""
-        return self.forward_layers(prune(self.primary(self.forward_stem(x))))
+        return self.forward_layers(prune(self.primary(maps[0])))
 
-    def route(self, features: Tensor, states: States | None = None) -> Tensor:
+    def route_blocks(self, features: Tensor, states: States | None = None) -> list[Tensor]:
         """-> class capsules [b, num_classes, d]."""
-        return self.routing(self.dropout(features), states)
+        return [self.routing(self.dropout(features), states)]
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 64, h, w], primary.0 [b, n h w, d], flat.0 [b, types, d], routed.0 [b, K, d]."""
-        fmap = self.forward_stem(x)
+        (fmap,) = self.forward_maps(x)
         primary = prune(self.primary(fmap))
         flat = self.forward_layers(primary)
         capsules = primary.unflatten(1, (-1, D)).movedim(2, -1).flatten(1, 3)
@@ -190,6 +186,7 @@ def orthcaps_s(task: Task) -> OrthCaps:
 
 @register_model
 def orthcaps_d(task: Task) -> OrthCaps:
+    check_img_size(task.img_size)
     layers: list[nn.Module] = [Block(8 * D, 16 * D, stride=2)]
     for _ in range(BLOCKS - 1):
         layers += [Routed(OrthogonalAttentionRouting(D, 16)), Block(16 * D, 16 * D, stride=1)]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, run_block
-from mspcaps.models.model import Model, Task
+from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
+from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
+
+TOO_SMALL = "is smaller than one pixel of the last feature map"  # of which little would be left but padding
 
 
 class PadShortcut(nn.Module):
@@ -58,7 +59,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-class ResNet(Model):
+class ResNet(LinearClassifier):
     """3x3 stem -> stages of basic blocks, each after the first halving the map -> mean over the map -> linear layer.
 
     [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
@@ -72,7 +73,7 @@ class ResNet(Model):
         project: bool,  # shortcuts that change width: 1x1 convolutions (option B) or zero channels (option A)
     ) -> None:
         super().__init__(task)
-        check_size(task.img_size, least=2 ** (len(widths) - 1))
+        check_img_size(task.img_size, 2 ** (len(widths) - 1), TOO_SMALL)
         self.normalize = Normalize(task.mean, task.std)  # of any size: the head takes the mean of the map
         self.stem = ConvBN(task.in_chans, widths[0])
         self.blocks, self.per_stage = nn.Sequential(), blocks
@@ -101,24 +102,7 @@ class ResNet(Model):
         return maps
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """-> class scores [b, num_classes]: logits, before any softmax."""
-        return self.head(features.mean((2, 3)))
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def new_classifier(self, num_classes: int) -> None:
-        self.head = nn.Linear(self.num_features, num_classes)
-
-
-def check_size(img_size: tuple[int, int], least: int) -> None:
-    """Below one pixel of the last map per side the later stages would convolve little but padding."""
-    if min(img_size) < least:
-        nearest = tuple(max(side, least) for side in img_size)
-        raise MspcapsError(
-            f"an image of {img_size[0]} x {img_size[1]} pixels is smaller than one pixel of the last feature map, "
-            f"which is {least} times coarser: the nearest size that works is {nearest[0]} x {nearest[1]}"
-        )
+        return super().forward_head(features.mean((2, 3)))
 
 
 @register_model

@@ -19,14 +19,16 @@ from torch.nn import functional as F
 from mspcaps.capsules import DynamicRouting, squash
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import ConvBN, run_block
-from mspcaps.models.model import Task
+from mspcaps.models.layers import ConvBN, check_img_size, run_block
+from mspcaps.models.model import Task, numbered
 from mspcaps.models.registry import register_model
-from mspcaps.models.resnet import ProjectionShortcut, check_size
+from mspcaps.models.resnet import TOO_SMALL, ProjectionShortcut
 
 BLOCKS = ((64, 1), (128, 2), (256, 2))  # width, inside and out, and stride
 SCALES = 4  # groups of channels of a block, each with a larger receptive field than the one before
 RATIO = 16  # of squeeze-and-excitation
+TYPES, COMBINED = 32, 4  # of capsules at a position, before and after the combination
+D_IN = 8  # of these capsules
 
 
 class SqueezeExcitation(nn.Module):
@@ -71,25 +73,23 @@ class Res2Block(nn.Module):
 class RSCapsNet(CapsuleModel):
     """Stem -> Res2Net blocks -> primary capsules -> fewer, combined capsules at every position -> dynamic routing."""
 
-    def __init__(
-        self, task: Task, iterations: int, decoder: bool, types: int = 32, combined: int = 4, d_in: int = 8,
-        d_out: int = 16,
-    ) -> None:  # fmt: skip
+    d_out = 16
+
+    def __init__(self, task: Task, iterations: int, decoder: bool) -> None:
         super().__init__(task)
-        check_size(task.img_size, least=4)
-        self.d_in, self.d_out = d_in, d_out
+        check_img_size(task.img_size, 4, TOO_SMALL)
         self.stem = nn.Sequential(ConvBN(task.in_chans, BLOCKS[0][0]), nn.ReLU())
         self.blocks = nn.Sequential()
         chans = BLOCKS[0][0]
         for width, stride in BLOCKS:
             self.blocks.append(Res2Block(chans, width, width, stride))
             chans = width
-        self.primary = nn.Conv2d(chans, types * d_in, 3, padding=1)
-        self.combination = nn.Parameter(torch.randn(combined, types) / types**0.5)
+        self.primary = nn.Conv2d(chans, TYPES * D_IN, 3, padding=1)
+        self.combination = nn.Parameter(torch.randn(COMBINED, TYPES) / TYPES**0.5)
         rows, columns = (-(-side // 4) for side in task.img_size)
-        n = combined * rows * columns
-        self.num_features = n * d_in
-        self.routing = self.init_votes(DynamicRouting(n, d_in, task.num_classes, d_out, iterations))
+        n = COMBINED * rows * columns
+        self.num_features = n * D_IN
+        self.routing = self.init_votes(DynamicRouting(n, D_IN, task.num_classes, self.d_out, iterations))
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -104,27 +104,26 @@ class RSCapsNet(CapsuleModel):
             maps.append(x)
         return maps
 
-    def make_capsules(self, fmap: Tensor) -> Tensor:
+    def make_primary(self, fmap: Tensor) -> Tensor:
         """The last feature map -> primary capsules [b, types, h, w, d]."""
-        return squash(self.primary(fmap).unflatten(1, (-1, self.d_in)).movedim(2, -1))
+        return squash(self.primary(fmap).unflatten(1, (-1, D_IN)).movedim(2, -1))
 
     def combine(self, u: Tensor) -> Tensor:
         """Primary capsules [b, types, h, w, d] -> combined capsules [b, n, d], n counts positions within types."""
         mixed = at_least_fp32(self.combination.to(u.dtype) @ u.flatten(2))  # [b, combined, h w d]
-        return squash(mixed.unflatten(2, (-1, self.d_in))).flatten(1, 2)
+        return squash(mixed.unflatten(2, (-1, D_IN))).flatten(1, 2)
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """-> combined capsules [b, n, d]."""
-        return self.combine(self.make_capsules(self.forward_maps(x)[-1]))
+        return self.combine(self.make_primary(maps[-1]))
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 to map.2 [b, width, h, w], primary.0 and combined.0 [b, n, d], routed.0 [b, K, d_out]."""
         maps = self.forward_maps(x)
-        u = self.make_capsules(maps[-1])
+        u = self.make_primary(maps[-1])
         combined = self.combine(u)
-        return {f"map.{i}": fmap for i, fmap in enumerate(maps)} | {
-            "primary.0": u.flatten(1, 3), "combined.0": combined, "routed.0": self.route(combined),
-        }  # fmt: skip
+        capsules = {"primary.0": u.flatten(1, 3), "combined.0": combined, "routed.0": self.route(combined)}
+        return numbered("map", maps) | capsules
 
     def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
         nn.init.normal_(routing.w, std=0.05)

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.capsules.votes import cast_votes
 
@@ -32,13 +32,11 @@ class CapsuleAffine(nn.Module):
         return at_least_fp32(mapped) + self.bias
 
 
-class Attention(nn.Module):
+class Attention(RoutingBlock):
     """What follows the votes, the same for capsules and for maps of them."""
 
-    inputs = ("input",)
-
-    def __init__(self, n_in: int, n_out: int, d_out: int) -> None:
-        super().__init__()
+    def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, **arguments: int) -> None:
+        super().__init__(n_in=n_in, d_in=d_in, n_out=n_out, d_out=d_out, **arguments)
         weights = torch.empty(n_out, n_in, d_out, n_in)
         self.attention = nn.Parameter(glorot(weights, d_out * n_in, d_out * n_in * n_out))
         self.affine = CapsuleAffine(n_out, d_out)
@@ -63,13 +61,9 @@ class AttentionRouting(Attention):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the input capsules."""
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
-        super().__init__(n_in, n_out, d_out)
+        super().__init__(n_in, d_in, n_out, d_out)
         self.w = nn.Parameter(glorot(torch.empty(n_in, d_in, n_out, d_out), d_in, n_in * n_out * d_out))
         self.bias = nn.Parameter(torch.zeros(n_in, 1, n_out, d_out))
-
-    def extra_repr(self) -> str:
-        n_in, d_in, n_out, d_out = self.w.shape
-        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}"
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What it did is appended to `states` if there is such a list."""
@@ -79,17 +73,12 @@ class AttentionRouting(Attention):
     def tensor_places(self) -> dict[str, None]:
         return {"w": None}  # a capsule may be a whole map; where its numbers lie only the model knows
 
-    def with_outputs(self, n_out: int) -> "AttentionRouting":
-        """A new block like this one, for another number of output capsules."""
-        n_in, d_in, _, d_out = self.w.shape
-        return AttentionRouting(n_in, d_in, n_out, d_out)
-
 
 class ConvAttentionRouting(Attention):
     """A map of capsules [b, n_in, d_in, h, w] -> [b, n_out, d_out, h', w']: a 3x3 convolution per channel votes."""
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, stride: int = 1) -> None:
-        super().__init__(n_in, n_out, d_out)
+        super().__init__(n_in, d_in, n_out, d_out, stride=stride)
         self.votes = (n_in, n_out, d_out)
         self.transform = nn.Conv2d(n_in * d_in, n_in * n_out * d_out, 3, stride, padding=1, groups=n_in)
         nn.init.xavier_uniform_(self.transform.weight)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import squash
 from mspcaps.capsules.votes import cast_votes
 from mspcaps.errors import MspcapsError
 
 
-class CrossAgreementRouting(nn.Module):
+class CrossAgreementRouting(RoutingBlock):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out].
 
     The weights are the paper's W [n_out, n_in, d_in, d_out], stored with the input capsule first and fine capsules in
@@ -25,7 +25,7 @@ class CrossAgreementRouting(nn.Module):
     inputs = ("fine", "coarse")
 
     def __init__(self, fine: Grid, d1: int, coarse: Grid, d2: int, n_out: int, d_out: int, shared: bool) -> None:
-        super().__init__()
+        super().__init__(fine=fine, d1=d1, coarse=coarse, d2=d2, n_out=n_out, d_out=d_out, shared=shared)
         if shared and d1 != d2:
             raise MspcapsError(
                 f"shared vote weights need equal capsule dimensions, not {d1} and {d2}: make them equal or do not share"
@@ -34,11 +34,6 @@ class CrossAgreementRouting(nn.Module):
         k, m = coarse[0] * coarse[1], group_size(fine, coarse)
         self.w2 = nn.Parameter(torch.randn(k, d2, n_out, d_out) / d2**0.5)
         self.w1 = None if shared else nn.Parameter(torch.randn(k * m, d1, n_out, d_out) / d1**0.5)
-
-    def extra_repr(self) -> str:
-        return (
-            f"fine={self.fine}, coarse={self.coarse}, n_out={self.n_out}, d_out={self.d_out}, shared={self.w1 is None}"
-        )
 
     def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
         """What the block did is appended to `states` if there is such a list."""
@@ -70,11 +65,6 @@ class CrossAgreementRouting(nn.Module):
         """Every coarse capsule has its own matrix, every fine one too unless they are shared."""
         window = (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1])
         return {"w1": (self.coarse, window), "w2": self.coarse}
-
-    def with_outputs(self, n_out: int) -> "CrossAgreementRouting":
-        """A new block like this one, for another number of output capsules."""
-        d1, d2 = (self.w2 if self.w1 is None else self.w1).shape[1], self.w2.shape[1]
-        return type(self)(self.fine, d1, self.coarse, d2, n_out, self.d_out, shared=self.w1 is None)
 
 
 class MeanAgreementRouting(CrossAgreementRouting):

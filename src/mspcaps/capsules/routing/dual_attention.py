@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.capsules.routing.dynamic import route_votes
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.capsules.votes import cast_votes
 
@@ -32,23 +32,17 @@ class Gate(nn.Module):
         return 1 + at_least_fp32(self.second(F.relu(self.first(x)))).tanh()
 
 
-class DualAttentionRouting(nn.Module):
+class DualAttentionRouting(RoutingBlock):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all."""
-
-    inputs = ("input",)
 
     def __init__(
         self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, accumulate: bool = True
     ) -> None:
-        super().__init__()
-        self.n_in, self.iterations, self.accumulate = n_in, iterations, accumulate
+        super().__init__(n_in=n_in, d_in=d_in, n_out=n_out, d_out=d_out, iterations=iterations, accumulate=accumulate)
+        self.iterations, self.accumulate = iterations, accumulate
         bound = (6 / (d_in + n_out * d_out)) ** 0.5  # Glorot's
         self.w = nn.Parameter(torch.empty(1, d_in, n_out, d_out).uniform_(-bound, bound))
         self.gate = Gate(n_in * n_out * d_out, n_in)
-
-    def extra_repr(self) -> str:
-        _, d_in, n_out, d_out = self.w.shape
-        return f"n_in={self.n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What the last iteration did is appended to `states` if there is such a list; its votes are the gated ones."""
@@ -62,8 +56,3 @@ class DualAttentionRouting(nn.Module):
 
     def tensor_places(self) -> dict[str, None]:
         return dict.fromkeys(("gate.first.weight", "gate.first.bias", "gate.second.weight", "gate.second.bias"))
-
-    def with_outputs(self, n_out: int) -> "DualAttentionRouting":
-        """A new block like this one, for another number of output capsules."""
-        _, d_in, _, d_out = self.w.shape
-        return DualAttentionRouting(self.n_in, d_in, n_out, d_out, self.iterations, self.accumulate)

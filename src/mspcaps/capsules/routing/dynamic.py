@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import squash
 from mspcaps.capsules.votes import cast_votes
 
@@ -30,27 +30,20 @@ def route_votes(
     return v, logits, C
 
 
-class DynamicRouting(nn.Module):
+class DynamicRouting(RoutingBlock):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all.
 
     With `bias`, a vector of each output capsule is added to its weighted votes in every iteration, before squash. If
     `leaky`, votes may go to none of the outputs.
     """
 
-    inputs = ("input",)
-
     def __init__(
         self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, bias: bool = False, leaky: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(n_in=n_in, d_in=d_in, n_out=n_out, d_out=d_out, iterations=iterations, bias=bias, leaky=leaky)
         self.iterations, self.leaky = iterations, leaky
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
         self.bias = nn.Parameter(torch.zeros(n_out, d_out)) if bias else None
-
-    def extra_repr(self) -> str:
-        n_in, d_in, n_out, d_out = self.w.shape
-        sizes = f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}, iterations={self.iterations}"
-        return sizes + ", bias=True" * (self.bias is not None) + ", leaky=True" * self.leaky
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What the last iteration did is appended to `states` if there is such a list."""
@@ -62,8 +55,3 @@ class DynamicRouting(nn.Module):
 
     def tensor_places(self) -> dict[str, None]:
         return {"w": None}  # every input capsule has its own matrix; where it lies only the model knows
-
-    def with_outputs(self, n_out: int) -> "DynamicRouting":
-        """A new block like this one, for another number of output capsules."""
-        n_in, d_in, _, d_out = self.w.shape
-        return DynamicRouting(n_in, d_in, n_out, d_out, self.iterations, self.bias is not None, self.leaky)

@@ -12,27 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32, squash
 
 
-class DynamicRouting3D(nn.Module):
+class DynamicRouting3D(RoutingBlock):
     """Maps of capsules [b, i, d, h, w] -> [b, j, e, h, w]: a 3 x 3 window votes for the capsules at its centre.
 
     The kernel is as deep as a capsule and steps from one to the next, which makes it a 2D convolution of each type.
     With `joint` the squash is the authors': one length for the whole map of a type; without it each place has its own.
     """
 
-    inputs = ("input",)
-
     def __init__(self, d_in: int, n_out: int, d_out: int, iterations: int = 3, joint: bool = True) -> None:
-        super().__init__()
+        super().__init__(d_in=d_in, n_out=n_out, d_out=d_out, iterations=iterations, joint=joint)
         self.n_out, self.d_out, self.iterations, self.joint = n_out, d_out, iterations, joint
         self.w = nn.Parameter(torch.randn(n_out * d_out, d_in, 3, 3) * (2 / (9 * d_in)) ** 0.5)
         self.bias = nn.Parameter(torch.full((n_out, d_out, 1, 1), 0.1))
-
-    def extra_repr(self) -> str:
-        return f"n_out={self.n_out}, d_out={self.d_out}, iterations={self.iterations}, joint={self.joint}"
 
     def votes(self, u: Tensor) -> Tensor:
         """-> [b, i, j, e, h, w]."""

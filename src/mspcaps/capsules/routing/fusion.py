@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.cross_agreement import group_fine, group_size
-from mspcaps.capsules.routing.state import States
+from mspcaps.capsules.routing.state import RoutingBlock, States
 from mspcaps.capsules.squash import squash
 from mspcaps.capsules.votes import cast_votes
 from mspcaps.errors import MspcapsError
 
 
-class AdditionFusion(nn.Module):
+class AdditionFusion(RoutingBlock):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out].
 
     One matrix per coarse capsule, which fine capsules share: there is nothing else for `shared` to be.
@@ -30,10 +30,10 @@ class AdditionFusion(nn.Module):
     inputs = ("fine", "coarse")
 
     def __init__(self, fine: Grid, d1: int, coarse: Grid, d2: int, n_out: int, d_out: int, shared: bool = True) -> None:
-        super().__init__()
+        super().__init__(fine=fine, d1=d1, coarse=coarse, d2=d2, n_out=n_out, d_out=d_out)
         if not shared:
             raise MspcapsError(f"shared is {shared}, but a fusion has one matrix for fine and coarse capsules together")
-        self.fine, self.coarse, self.n_out, self.d_out, self.dims = fine, coarse, n_out, d_out, (d1, d2)
+        self.fine, self.coarse = fine, coarse
         d = self.fused_dim(d1, d2)
         self.w = nn.Parameter(torch.randn(coarse[0] * coarse[1], d, n_out, d_out) / d**0.5)
 
@@ -47,9 +47,6 @@ class AdditionFusion(nn.Module):
         """Fine capsules in groups [b, k, m, d1] and coarse ones [b, k, d2] -> [b, k, d]."""
         return u2 + u1.mean(2)
 
-    def extra_repr(self) -> str:
-        return f"fine={self.fine}, coarse={self.coarse}, n_out={self.n_out}, d_out={self.d_out}"
-
     def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
         """`states` is left as it is."""
         x = self.fuse(group_fine(u1, self.fine, self.coarse), u2)  # [b, k, d]
@@ -59,10 +56,6 @@ class AdditionFusion(nn.Module):
     def tensor_places(self) -> dict[str, Any]:
         """A matrix belongs to a coarse capsule and to the window of fine ones below it."""
         return {"w": (self.coarse, (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1]))}
-
-    def with_outputs(self, n_out: int) -> "AdditionFusion":
-        """A new block like this one, for another number of output capsules."""
-        return type(self)(self.fine, self.dims[0], self.coarse, self.dims[1], n_out, self.d_out)
 
 
 class ConcatenationFusion(AdditionFusion):

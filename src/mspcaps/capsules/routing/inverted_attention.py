@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.capsules.votes import cast_votes
 
 SIDE = 4  # of a pose
 
 
-class InvertedAttentionRouting(nn.Module):
+class InvertedAttentionRouting(RoutingBlock):
     """Capsules [b, rows, columns, n_in, 16] and outputs so far [b, h, w, n_out, 16] -> better ones of the same shape.
 
     A window of `kernel` inputs votes for the outputs at one place. A kernel as large as the map is a fully connected
@@ -35,18 +35,13 @@ class InvertedAttentionRouting(nn.Module):
     depend on the others, and is computed again for the backward pass.
     """
 
-    inputs = ("input",)
-
     def __init__(self, n_in: int, n_out: int, kernel: Grid, stride: int = 1) -> None:
-        super().__init__()
+        super().__init__(n_in=n_in, n_out=n_out, kernel=kernel, stride=stride)
         self.n_in, self.n_out, self.kernel, self.stride = n_in, n_out, kernel, stride
         cells = kernel[0] * kernel[1]
         scale = (n_out / (SIDE * n_in * cells)) ** 0.5
         self.w = nn.Parameter(torch.randn(cells * n_in, SIDE, n_out, SIDE) * scale)  # [i, q, j, r]
         self.norm = nn.LayerNorm(SIDE * SIDE)
-
-    def extra_repr(self) -> str:
-        return f"n_in={self.n_in}, n_out={self.n_out}, kernel={self.kernel}, stride={self.stride}"
 
     def out_grid(self, rows: int, columns: int) -> Grid:
         """Of the outputs, for inputs on a grid of that many rows and columns."""
@@ -104,10 +99,6 @@ class InvertedAttentionRouting(nn.Module):
 
     def tensor_places(self) -> dict[str, Any]:
         return {"w": self.kernel}  # a matrix belongs to a cell of the kernel
-
-    def with_outputs(self, n_out: int) -> "InvertedAttentionRouting":
-        """A new block like this one, for another number of output capsules."""
-        return InvertedAttentionRouting(self.n_in, n_out, self.kernel, self.stride)
 
 
 def attend(window: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.capsules.patchify import Grid
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import squash
 from mspcaps.errors import MspcapsError
 
@@ -42,21 +42,18 @@ class Wholes(NamedTuple):
     support: Tensor  # A [b, h, w, j]
 
 
-class LocalAgreementRouting(nn.Module):
+class LocalAgreementRouting(RoutingBlock):
     """Votes of parts [b, h1, w1, j, e] and of wholes [b, h2, w2, j, e], h2 = ceil(h1 / 2) -> Wholes."""
 
     inputs = ("fine", "coarse")
 
     def __init__(self, d_out: int, window: int) -> None:
-        super().__init__()
+        super().__init__(d_out=d_out, window=window)
         if window < 2 or window % 2:
             raise MspcapsError(f"window is {window}, but must be even and at least 2: wholes lie between parts")
         self.window = window
         self.offset = nn.Parameter(torch.zeros(window * window, d_out))  # o
         self.gain = nn.Parameter(torch.full((1,), GAIN))  # g
-
-    def extra_repr(self) -> str:
-        return f"window={self.window}"
 
     def forward(self, U1: Tensor, U2: Tensor, states: States | None = None) -> Wholes:
         """What the block did is appended to `states` if there is such a list."""

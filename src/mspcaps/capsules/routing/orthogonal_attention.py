@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32, squash
 from mspcaps.capsules.votes import cast_votes
 
@@ -115,18 +115,12 @@ class OrthogonalAttentionRouting(nn.Module):
         return squash(torch.einsum("...jd,jed->...je", mean, value.to(mean.dtype)))
 
 
-class SparseAttentionRouting(nn.Module):
+class SparseAttentionRouting(RoutingBlock):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; entmax over the output capsules."""
 
-    inputs = ("input",)
-
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
-        super().__init__()
+        super().__init__(n_in=n_in, d_in=d_in, n_out=n_out, d_out=d_out)
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / (n_in * d_in)) ** 0.5)
-
-    def extra_repr(self) -> str:
-        n_in, d_in, n_out, d_out = self.w.shape
-        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}"
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What it did is appended to `states` if there is such a list."""
@@ -137,8 +131,3 @@ class SparseAttentionRouting(nn.Module):
         if states is not None:
             states.append(RoutingState(self, (U,), A, C, axis=2, output=v))
         return v
-
-    def with_outputs(self, n_out: int) -> "SparseAttentionRouting":
-        """A new block like this one, for another number of output capsules."""
-        n_in, d_in, _, d_out = self.w.shape
-        return SparseAttentionRouting(n_in, d_in, n_out, d_out)

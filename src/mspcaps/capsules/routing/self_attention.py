@@ -12,24 +12,18 @@ after the softmax, in both. It is learnt, starts at zero and is no coupling: tho
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules.routing.state import RoutingState, States
+from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import exponential_squash
 from mspcaps.capsules.votes import cast_votes
 
 
-class SelfAttentionRouting(nn.Module):
+class SelfAttentionRouting(RoutingBlock):
     """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules."""
 
-    inputs = ("input",)
-
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int) -> None:
-        super().__init__()
+        super().__init__(n_in=n_in, d_in=d_in, n_out=n_out, d_out=d_out)
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) / d_in**0.5)
         self.prior = nn.Parameter(torch.zeros(n_in, 1, n_out))
-
-    def extra_repr(self) -> str:
-        n_in, d_in, n_out, d_out = self.w.shape
-        return f"n_in={n_in}, d_in={d_in}, n_out={n_out}, d_out={d_out}"
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
         """What it did is appended to `states` if there is such a list."""
@@ -40,8 +34,3 @@ class SelfAttentionRouting(nn.Module):
         if states is not None:
             states.append(RoutingState(self, (U,), A, C, axis=2, output=v))
         return v
-
-    def with_outputs(self, n_out: int) -> "SelfAttentionRouting":
-        """A new block like this one, for another number of output capsules."""
-        n_in, d_in, _, d_out = self.w.shape
-        return SelfAttentionRouting(n_in, d_in, n_out, d_out)

@@ -1,10 +1,28 @@
-"""What a routing block did with a batch, for explanations, routing health and attacks on the votes."""
+"""What a routing block was made with, and what it did with a batch: for explanations, routing health and attacks."""
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from mspcaps.capsules.patchify import Grid
+
+
+class RoutingBlock(nn.Module):
+    """A block that knows its own arguments, so that there can be another one like it."""
+
+    inputs: tuple[str, ...] = ("input",)  # what the arguments of its forward are called, in order
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+
+    def with_outputs(self, n_out: int) -> Self:
+        """A new block like this one, for another number of output capsules."""
+        return type(self)(**self.arguments | {"n_out": n_out})
 
 
 @dataclass
@@ -14,7 +32,7 @@ class RoutingState:
     A routing appends one to the list that its forward is given, and the model adds the name.
     """
 
-    block: nn.Module  # the routing; its `inputs` are what the arguments of its forward are called, in order
+    block: nn.Module  # the routing; it has `inputs`, as a RoutingBlock has
     # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e], or none where they are too many
     votes: tuple[Tensor, ...]
     agreements: Tensor  # what the softmax sees: [k, b, j] or [i, b, j]
