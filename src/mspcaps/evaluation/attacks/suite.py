@@ -191,8 +191,9 @@ def attack(
     `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
     `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
     square, votes; margin, cross_entropy, log_odds, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and
-    for capsules apgd and votes on log_odds. `images` takes the first so many. Adversarial images for a `surrogate` are
-    tried on the model, too. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back.
+    for capsules apgd and votes on log_odds. `images` takes so many of a data set, at random but always the same, and
+    the first of a pair. Adversarial images for a `surrogate` are tried on the model, too. `check` runs the diagnostics,
+    whose sentences are the `cautions` of what comes back.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
@@ -269,14 +270,16 @@ def open_target(
             data = load_dataset(data, split)
     elif isinstance(data, FolderImages):
         data = data.resident()
+    if min(images or 1, batch_size or 1) < 1 or 0 in (images, batch_size):
+        raise MspcapsError(f"images is {images} and batch_size {batch_size}, but both must be at least 1")
     if isinstance(data, ImageSet):
         check_fit(inner, data)
+        if images is not None and images < len(data):  # those of `eval --images`: a folder lists class after class
+            data = data.split(images)[1]
         name, x, y = data.name, data.images, data.labels.cpu()
     else:
         name, (x, y) = "own images", as_pair(data, inner)
         to_float(x)  # refuses what is not in [0, 1]
-    if min(images or 1, batch_size or 1) < 1 or 0 in (images, batch_size):
-        raise MspcapsError(f"images is {images} and batch_size {batch_size}, but both must be at least 1")
     x, y = x[:images], y[:images]
     size = batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE)
     scores = all_scores(model, x, size)
