@@ -17,9 +17,10 @@ import numpy as np
 from mspcaps.errors import MspcapsError
 from mspcaps.files import write_atomically, write_json
 from mspcaps.pages.charts import Curve as ChartCurve
-from mspcaps.pages.charts import curves_chart
+from mspcaps.pages.charts import panels_chart
 
 FOLDER, PREFIX = "robustness", "attack-"
+MAX_TITLE = 48  # characters above the figure
 Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
 
 
@@ -134,11 +135,13 @@ class Robustness:
     def figure(self) -> str:
         """A standalone SVG: accuracy against eps, a line for each attack."""
         lines = [
-            ChartCurve(curve.label, [(0.0, self.clean_accuracy), *((p.eps, p.accuracy) for p in curve.points)])
+            ChartCurve(curve.label, [(0.0, self.clean_accuracy), *((255 * p.eps, p.accuracy) for p in curve.points)])
             for curve in self.curves
         ]
-        title = f"Accuracy of {self.weights or self.model} on {self.n:,} images of {self.dataset} under attack"
-        return curves_chart(lines, title, "eps, in pixel units", "accuracy (percent)")
+        images = f"{self.n:,} images of {self.dataset}"
+        whole = f"{self.weights or self.model}, {images}"
+        title = whole if len(whole) <= MAX_TITLE else images
+        return panels_chart({title: lines}, f"Accuracy under attack: {whole}", "eps, in 255ths", "accuracy (percent)")
 
     def merged(self, other: "Robustness") -> "Robustness":
         """With the points of another run on the same weights and images; where both have one, the other's."""
@@ -227,7 +230,7 @@ def unpack(text: str, n: int) -> Bits:
 
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
-    """`images` is in the name where only the first so many were attacked, the data where the weights do not say it."""
+    """`images` is in the name where only so many were attacked, the data where the weights do not say it."""
     name = result.weights or result.model
     data = "" if result.dataset in name else f"-{result.dataset.replace(' ', '-')}"
     return results / FOLDER / f"{PREFIX}{name}{data}{'' if images is None else f'-{images}'}.json"

@@ -167,13 +167,9 @@ class Curve:
     dashed: bool = False
 
 
-def curves_chart(curves: Sequence[Curve], label: str, x_label: str, y_label: str) -> str:
-    """A standalone SVG of percentages: all curves in one panel."""
-    return panels_chart({"": curves}, label, x_label, y_label)
-
-
 def panels_chart(panels: Mapping[str, Sequence[Curve]], label: str, x_label: str, y_label: str) -> str:
-    """The same with panels side by side, by title, on one scale; lines of one name share colour and key."""
+    """A standalone SVG of percentages: panels side by side, by title, on one scale; lines of one name share colour and
+    key."""
     flat = [curve for curves in panels.values() for curve in curves]
     names = list(dict.fromkeys(curve.name for curve in flat))
     looks = {
@@ -188,10 +184,10 @@ def panels_chart(panels: Mapping[str, Sequence[Curve]], label: str, x_label: str
     parts.append(f'<text class="faint" x="8" y="18">{escape(y_label)}</text>')
     columns = max(1, len(panels) * PANEL // 400)
     for place, name in enumerate(names):
-        x, y = 24 + place % columns * 400, HEIGHT + 44 + place // columns * KEY
+        x, y = 24 + place % columns * 400, HEIGHT + 58 + place // columns * KEY
         parts.append(f'<line class="{looks[name]}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
         parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(name)}</text>')
-    height = HEIGHT + 44 + -(-len(names) // columns) * KEY
+    height = HEIGHT + 58 + -(-len(names) // columns) * KEY
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL * len(panels)} {height}" role="img" '
         f'aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
