@@ -178,7 +178,12 @@ def confused_pairs(found: Evaluation) -> list[tuple[str, ...]]:
 def summary(found: Evaluation) -> str:
     """The best and the worst class, and the most frequent mistake, in words."""
     ranked = sorted((value, name) for value, name in zip(found.per_class, found.classes, strict=True) if value == value)
-    text = f"Guessing would reach {100 / len(found.classes):.2g} %. "
+    images = found.confusion.sum(1)
+    share, common = 100 * int(images.max()) / max(1, int(images.sum())), found.classes[int(images.argmax())]
+    if share > 120 / len(found.classes):  # then guessing evenly is a poor guess
+        text = f"Always answering “{common}” would reach {share:.0f} %. "
+    else:
+        text = f"Guessing would reach {100 / len(found.classes):.2g} %. "
     text += (
         f"It is best at “{ranked[-1][1]}” ({ranked[-1][0]:.0f} %) and worst at “{ranked[0][1]}” ({ranked[0][0]:.0f} %)"
     )
