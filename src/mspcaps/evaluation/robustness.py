@@ -20,7 +20,7 @@ from mspcaps.pages.charts import Curve as ChartCurve
 from mspcaps.pages.charts import panels_chart
 
 FOLDER, PREFIX = "robustness", "attack-"
-MAX_TITLE = 48  # characters above the figure
+MAX_TITLE = 44  # characters above the figure
 Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
 
 
@@ -141,7 +141,7 @@ class Robustness:
         images = f"{self.n:,} images of {self.dataset}"
         whole = f"{self.weights or self.model}, {images}"
         title = whole if len(whole) <= MAX_TITLE else images
-        return panels_chart({title: lines}, f"Accuracy under attack: {whole}", "eps, in 255ths", "accuracy (percent)")
+        return panels_chart({title: lines}, f"Accuracy under attack: {whole}", "eps, in 255ths", "accuracy, %")
 
     def merged(self, other: "Robustness") -> "Robustness":
         """With the points of another run on the same weights and images; where both have one, the other's."""
