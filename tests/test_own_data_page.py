@@ -63,7 +63,7 @@ def test_commands_run_as_written(place: Path, capsys: pytest.CaptureFixture[str]
     assert list((place / "runs" / "explain").rglob("*.html"))
     assert (place / "runs/pictures/mspcaps_t/mine-seed0/index.html").is_file()
     assert f"{MAX_IMAGES:,} test pictures" in PAGE
-    assert (place / "runs/eval/mine-seed0/pictures-test.html").is_file()
+    assert (place / "runs/eval/mspcaps_t-mine-seed0/pictures-test.html").is_file()
     if EXPORTS:
         assert len(said["predict"].splitlines()) == SKEWED["shirt"]
         assert re.match(r"pictures/shirt/000\.png: (coat|pullover|shirt) \d\.\d{3}, ", said["predict"])

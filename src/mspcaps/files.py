@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,11 +106,15 @@ def to_utf8(name: str) -> str:
 
 
 def weights_name(weights: str | Path) -> str:
-    """What to call weights: mspcaps_t.cifar10, or mine-seed0 for .../mine-seed0/last.safetensors."""
+    """What to call weights: mspcaps_t.cifar10, or mspcaps_t-mine-seed0 for mspcaps_t/mine-seed0/last.safetensors."""
     path = Path(weights)
     if path.suffix != ".safetensors":
         return path.name
-    return path.stem if path.stem not in ("last", "best", "model") else path.resolve().parent.name
+    if path.stem not in ("last", "best", "model"):
+        return path.stem
+    run = path.resolve().parent  # runs of several models share a name, and so do its last and its best epoch
+    name = f"{run.parent.name}-{run.name}" if re.search(r"-seed\d+$", run.name) else run.name
+    return f"{name}-best" if path.stem == "best" else name
 
 
 def sha256_of(path: Path) -> str:

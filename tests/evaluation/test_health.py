@@ -224,8 +224,5 @@ def test_training_says_once_that_a_block_collapsed(recipe: Recipe, tmp_path: Pat
         trainer.epoch = epoch
         trainer.warn_of_collapse((sound, lost))
         trainer.history.append(Epoch(epoch + 1, 0.1, 0.1, 50.0, (sound, lost)))
-    assert said == [
-        "the routing block routing.1 has collapsed in epoch 1: the entropy of its couplings is 0.50 of uniform, below "
-        "0.85 and one of its 4 capsules has 3.2 times the uniform coupling, above 2; few of its capsules decide what "
-        "it puts out"
-    ]
+    (line,) = said
+    assert all(word in line for word in ("routing.1", "epoch 1", "0.50", "0.85", "3.2"))

@@ -209,8 +209,9 @@ def test_equally_named_runs_have_folders_of_their_own(tmp_path):
     for run in runs:
         weights(run, run.parts[-3])
     folders = [one.page.parent for run in (*runs, *runs) for one in write_pages(run, [tmp_path / "a.png"], tmp_path)]
-    assert folders == [tmp_path / name for name in ("custom-seed0", "custom-seed0-2") * 2]
-    assert "mspcaps_t_scale8, custom-seed0" in (folders[1] / "index.html").read_text(encoding="utf-8")
+    names = ["mspcaps_t_dr-custom-seed0", "mspcaps_t_scale8-custom-seed0"]
+    assert folders == [tmp_path / name for name in names * 2]
+    assert names[1] in (folders[1] / "index.html").read_text(encoding="utf-8")
 
 
 def test_the_index_is_there_when_the_rest_is_given_up(tmp_path):

@@ -162,6 +162,13 @@ def test_plain_heads_have_the_same_backbone() -> None:
         torch.testing.assert_close(plain(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["lacaps_t", "lacaps_t_average", "lacaps_t_linear"])
+def test_the_loss_depends_on_all_that_is_trained(name: str) -> None:
+    model = create_model(name, num_classes=3, img_size=16).train()
+    model.training_loss(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0]), model.criterion).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
 def test_vectors_offsets_and_gains_do_not_decay() -> None:
     model = create_model("lacaps_t")
     decayed = {name for name, _ in model.named_parameters()} - model.no_weight_decay()

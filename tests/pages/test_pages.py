@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mspcaps.pages import PREFIX, Bar, image_url, macro, render
+from mspcaps.pages import PREFIX, Bar, image_url, macro, render, signed
 from mspcaps.pages.charts import Curve, Panel, confusion_chart, log_ticks, nice_ticks, panels_chart
 from tests.pages.html_checks import assert_self_contained
 
@@ -62,3 +62,9 @@ def test_curves_side_by_side():
     assert points[1][1][0] == pytest.approx((left + right) / 2, abs=0.1)
     texts = ["".join(text.itertext()) for text in svg.iter(name % "text")]
     assert {"one", "two", "three", "a < b", "c", "x", "y", "z", "some", "100"} <= set(texts)
+
+
+def test_small_numbers_with_a_sign_are_not_rounded_to_nothing():
+    assert [signed(v) for v in (0.25, -0.1, 3.0, 0.0137, -0.0031, 0.0, None)] == [
+        "+0.25", "−0.10", "+3.00", "+0.014", "−0.0031", "+0.00", "+0.00"
+    ]  # fmt: skip

@@ -12,7 +12,15 @@ from mspcaps.evaluation import Evaluation
 from mspcaps.evaluation.accuracy import all_scores, measure
 from mspcaps.models import create_model
 from mspcaps.report import mistakes
-from mspcaps.report.evaluation import Page, choose_right, choose_wrong, make_example, render_page, write_page
+from mspcaps.report.evaluation import (
+    Page,
+    choose_right,
+    choose_wrong,
+    make_example,
+    render_page,
+    summary,
+    write_page,
+)
 from mspcaps.report.run import MAX_IMAGES, sample_images
 from mspcaps.training import Epoch
 from tests.pages.html_checks import assert_self_contained
@@ -165,3 +173,12 @@ def test_the_page_of_a_run_is_about_at_most_so_many_images(monkeypatch, tmp_path
     paths = tuple(str(tmp_path / f"{i}.png") for i in range(5))
     read = sample_images(FolderImages(paths, (0, 1, 2, 3, 4), tuple("abcde"), "folder", (4, 4), 1))
     assert len(read) == 3 and read.images[:, 0, 0, 0].tolist() == [40 * int(label) for label in read.labels]
+
+
+def test_the_page_compares_with_the_most_frequent_class():
+    """Of 6 images 5 are of one class: who always says so is right on 83 %, not on a half."""
+    rows, labels = torch.tensor([[3, 2], [0, 1]]), torch.tensor([0, 0, 0, 0, 0, 1])
+    found = Evaluation(66.7, 6, 0.1, 70.0, 1.0, rows, torch.rand(6, 2), labels, ("frequent", "rare"))
+    assert "“frequent” would reach 83 %" in summary(found)
+    even = replace(found, confusion=torch.tensor([[2, 1], [1, 2]]))
+    assert "50 %" in summary(even)

@@ -15,6 +15,7 @@ from mspcaps.data import FolderImages, ImageSet, load_dataset
 from mspcaps.data.imageset import fold_numbers
 from mspcaps.errors import MspcapsError
 from mspcaps.report.runs import read_groups
+from mspcaps.report.write import group_row
 from mspcaps.training import Recipe, ledger
 from mspcaps.training.images import count_custom_images, load_images, split_fold
 from mspcaps.training.recipe import list_recipes, load_recipe
@@ -93,6 +94,7 @@ def test_a_sweep_of_folds_and_a_grid(tiny_npz: Path, tmp_path: Path) -> None:
     for group in groups:
         values = [run.accuracy.last for run in runs if run.name == group.first.name]
         assert group.last.mean == pytest.approx(sum(values) / 2)
+        assert group_row(group)["measured_on"] == "2 folds of the training images", "the mean is not of the first alone"
     again = run_sweep(recipes, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
     assert [outcome.state for outcome in again] == ["known"] * 4
 

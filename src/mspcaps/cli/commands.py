@@ -305,7 +305,8 @@ def report(
         print_document(form, {"recipes": rows, "runs": every, "page": (out / "index.html").resolve()}, rows)
         return
     runs = sum(len(group.runs) + len(group.repeats) for group in groups)
-    say(f"{runs} runs of {len(groups)} recipes\nPage:      {(out / 'index.html').resolve()}")
+    many = f"{runs} run{'s' * (runs != 1)} of {len(groups)} recipe{'s' * (len(groups) != 1)}"
+    say(f"{many}\nPage:      {(out / 'index.html').resolve()}")
     say(f"Tables:    {out / 'report.md'}")
 
 

@@ -280,7 +280,7 @@ def attack(
         eps: Budgets: by how much a pixel in [0, 1] may change, as 8/255 or 0.03.
         attacks: What to attack with; default: fgsm pgd apgd, for capsules also apgd:log_odds votes:log_odds.
         restarts: How often attacks with a random start try again on the images that survive.
-        images: Attack the first so many images only; default: all of them.
+        images: Attack this many images only, chosen at random but always the same; default: all.
         split: Which split to use.
         seed: Of the random starts.
         surrogate: Other weights: whether images made to fool them fool the model, too, where attacks on it fail.

@@ -53,7 +53,7 @@ class BlockHealth:
             reasons.append(
                 f"one of its {self.capsules} capsules has {self.top:.1f} times the uniform coupling, above {MOST_TOP:g}"
             )
-        return " and ".join(reasons)
+        return ", and ".join(reasons)
 
 
 def relative_entropy(couplings: Tensor, axis: int) -> Tensor:

@@ -21,6 +21,7 @@ from mspcaps.pages.charts import Curve as ChartCurve
 from mspcaps.pages.charts import Panel, panels_chart
 
 FOLDER, PREFIX = "robustness", "attack-"
+MAX_TITLE = 44  # characters above the figure
 Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
 
 
@@ -135,11 +136,14 @@ class Robustness:
     def figure(self) -> str:
         """A standalone SVG: accuracy against eps, a line for each attack."""
         lines = [
-            ChartCurve(curve.label, [(0.0, self.clean_accuracy), *((p.eps, p.accuracy) for p in curve.points)])
+            ChartCurve(curve.label, [(0.0, self.clean_accuracy), *((255 * p.eps, p.accuracy) for p in curve.points)])
             for curve in self.curves
         ]
-        title = f"Accuracy of {self.weights or self.model} on {self.n:,} images of {self.dataset} under attack"
-        return panels_chart([Panel("", lines, "eps, in pixel units")], title, "accuracy (percent)")
+        images = f"{self.n:,} images of {self.dataset}"
+        whole = f"{self.weights or self.model}, {images}"
+        title = whole if len(whole) <= MAX_TITLE else images
+        panel = Panel(title, lines, "eps, in 255ths")
+        return panels_chart([panel], f"Accuracy under attack: {whole}", "accuracy, %")
 
     def merged(self, other: "Robustness") -> "Robustness":
         """With the points of another run on the same weights and images; where both have one, the other's."""
@@ -228,13 +232,13 @@ def unpack(text: str, n: int) -> Bits:
 
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
-    """`images` is in the name where only the first so many were attacked; model and data are, unless the weights say
-    them: mspcaps_t.cifar10-own does, paper-seed0 is the name of many; so is the seed of the starts, unless it is 0."""
-    model, _, data = result.weights.partition(".")
-    told = model == result.model
-    dataset = "" if told and f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
+    """`images` is in the name where only so many were attacked, model and data are where the weights do not say them,
+    and so is the seed of the starts, unless it is 0."""
+    model = "" if result.weights.startswith(result.model) else result.model
+    data = result.weights.partition(".")[2]
+    dataset = "" if f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
     which = ("" if images is None else str(images), f"seed{result.seed}" if result.seed else "")
-    parts = ("" if told else result.model, result.weights, dataset, *which)
+    parts = (model, result.weights, dataset, *which)
     return results / FOLDER / f"{PREFIX}{'-'.join(filter(None, parts))}.json"
 
 

@@ -113,7 +113,7 @@ def branch(drawer: Drawer, coarse: Node, y: float) -> str:
         word = (
             f"adds {signed(fine.contribution)}" if fine.contribution is not None else f"agrees {signed(fine.agreement)}"
         )
-        parts.append(f'<line class="link" x1="{x + 100:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<line class="link" x1="{x + 110:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(drawer.little(fine, X_FINE, at, SMALL))
         parts.append(f'<text class="tick" x="{X_FINE + drawer.width(SMALL) + 9:.1f}" y="{at + 5:.1f}">{word}</text>')
     if has_centre(coarse):

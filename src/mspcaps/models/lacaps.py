@@ -267,7 +267,9 @@ def lacaps_t(task: Task, *, deep: bool = False, kernel: int = 5, patch: int = 4,
 
 @register_model
 def lacaps_t_average(task: Task, *, deep: bool = False, kernel: int = 5) -> AverageHead:
-    return AverageHead(task, replace(DEEP if deep else TINY, kernel=kernel))
+    model = AverageHead(task, replace(DEEP if deep else TINY, kernel=kernel))
+    model.backbone.norms[:-1].requires_grad_(False)  # of maps that its loss does not see: no gradient reaches them
+    return model
 
 
 @register_model

@@ -46,8 +46,9 @@ def environment() -> jinja2.Environment:
 
 
 def signed(value: float | None) -> str:
-    """+0.25, −0.10"""
-    return f"{round(value or 0.0, 2) + 0.0:+.2f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
+    """+0.25, −0.10, +0.0031: small ones are not rounded to nothing"""
+    digits = next((digits for digits in (2, 3, 4) if abs(value or 1.0) >= 10.0 ** (1 - digits)), 4)
+    return f"{round(value or 0.0, digits) + 0.0:+.{digits}f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
 
 
 def png_url(pixels: np.ndarray) -> str:

@@ -41,7 +41,9 @@ def health_charts(group: Group) -> list[tuple[str, str]]:
             if values:
                 level = COLLAPSED[measure]
                 ticks = nice_ticks(min(*values, level), max(*values, level))
-                charts.append((f"{block}: {words}", chart(seeds, ticks, f"{measure} of {block}", level=level)))
+                side = "below" if measure == "entropy" else "above"
+                drawn = chart(seeds, ticks, f"{measure} of {block}", level=level, side=side)
+                charts.append((f"{block}: {words}", drawn))
     return charts
 
 
@@ -55,9 +57,10 @@ def tick_words(tick: float) -> str:
 
 
 def chart(
-    seeds: Sequence[Line], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None
-) -> str:
-    """One thin line per seed and a strong one for their mean; a broken line at `level`, beyond which a block is
+    seeds: Sequence[Line], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None,
+    side: str = "below",
+) -> str:  # fmt: skip
+    """One thin line per seed and a strong one for their mean; a broken line at `level`: on that side of it a block is
     collapsed."""
     epochs = max(map(len, seeds))
     axes = Axes(epochs, ticks, log)
@@ -68,7 +71,7 @@ def chart(
         parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         above = y - 6 if y > HEIGHT / 2 else y + 16  # where no axis is in the way
         words = f'<text class="tick" x="{WIDTH - RIGHT}" y="{min(above, HEIGHT - BOTTOM):.1f}" text-anchor="end">'
-        parts.append(f"{words}collapsed beyond {level:g}</text>")
+        parts.append(f"{words}collapsed {side} {level:g}</text>")
 
     def line(values: Line, kind: str) -> str:
         """From the first epoch that is in the picture on; a later dip below it runs along its edge."""

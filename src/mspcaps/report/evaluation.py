@@ -177,7 +177,13 @@ def summary(found: Evaluation) -> str:
     """The best and the worst class, and the most frequent mistake, in words."""
     ranked = sorted((value, name) for value, name in zip(found.per_class, found.classes, strict=True) if value == value)
     worst, best = (f"“{name}” ({value:.0f} %)" for value, name in (ranked[0], ranked[-1]))
-    text = f"Guessing would reach {100 / len(found.classes):.2g} %. It is best at {best} and worst at {worst}"
+    images = found.confusion.sum(1)
+    share, common = 100 * int(images.max()) / max(1, int(images.sum())), found.classes[int(images.argmax())]
+    if share > 120 / len(found.classes):  # then guessing evenly is a poor guess
+        text = f"Always answering “{common}” would reach {share:.0f} %. "
+    else:
+        text = f"Guessing would reach {100 / len(found.classes):.2g} %. "
+    text += f"It is best at {best} and worst at {worst}"
     mistakes = found.confusion.clone().fill_diagonal_(0)
     count = int(mistakes.max())
     if not count:

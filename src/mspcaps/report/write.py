@@ -116,7 +116,7 @@ def group_row(group: Group) -> dict[str, Any]:
     run = group.first
     return {
         "dataset": run.dataset, "model": run.model, "recipe": run.name,
-        "measured_on": run.measured_on, "seeds": group.last.n,
+        "measured_on": f"{group.n} of the training images" if group.folds else run.measured_on, "seeds": group.last.n,
         "last_mean": group.last.mean, "last_deviation": group.last.deviation,
         "best_mean": group.best.mean, "best_deviation": group.best.deviation,
         "params": run.params, "epochs": run.epochs, "train_seconds": group.gpu_seconds,

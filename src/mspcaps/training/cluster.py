@@ -46,7 +46,10 @@ class RayCluster:
                 f"--device is {device!r}, but this Ray cluster has {gpus:.0f} GPUs: use cpu or leave it out"
             )
         self.device = torch.device(device or ("cuda" if gpus else "cpu"))
-        self.summary = f"{len(ray.nodes())} machines, {resources.get('CPU', 0):.0f} cores, {gpus:.0f} GPUs"
+        machines = len(ray.nodes())
+        self.summary = (
+            f"{machines} machine{'s' * (machines != 1)}, {resources.get('CPU', 0):.0f} cores, {gpus:.0f} GPUs"
+        )
         self.tasks: set[Any] = set()
 
     def submit(self, job: Job, share: float) -> Future[Outcome]:

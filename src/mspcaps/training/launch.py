@@ -84,8 +84,8 @@ def train(
     log(f"{trainer.measured_on} accuracy {run.accuracy}; trained for {clock(run.seconds.train)}")
     if run.validated:
         log(
-            f"reported is epoch {run.accuracy.best_epoch}: it names {max(run.curve['validation']):.2f} % of the "
-            f"validation images rightly{' under attack' if recipe.adversary else ''}"
+            f"reported: epoch {run.accuracy.best_epoch}, with {max(run.curve['validation']):.2f} % on the validation "
+            f"images{' under attack' if recipe.adversary else ''}"
         )
     log(f"weights: {result.weights}")
     return result

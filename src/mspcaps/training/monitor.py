@@ -24,8 +24,8 @@ def summary(trainer: "Trainer") -> str:
     return (
         f"{recipe.dataset}: {trainer.loader.n:,} training{watched} and {len(trainer.test):,} {trainer.measured_on} "
         f"images of {len(trainer.classes)} classes, {' x '.join(map(str, trainer.shape))}; {recipe.model}, "
-        f"{params:,} parameters; {recipe.epochs} epochs in batches of {recipe.batch_size} on "
-        f"{device_name(trainer.device)}"
+        f"{params:,} parameters; {recipe.epochs} epoch{'s' * (recipe.epochs != 1)} in batches of {recipe.batch_size} "
+        f"on {device_name(trainer.device)}"
     ) + (f"; continues after {since}" if epoch or steps else "")
 
 

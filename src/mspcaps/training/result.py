@@ -62,6 +62,7 @@ class Result:
         curves = "".join(
             f"<div>{name} {sparkline([getattr(row, name) for row in self.history], name)}</div>"
             for name in ("loss", "accuracy")
+            if len(self.history) > 1  # one epoch makes no curve
         )
         before = f"after {len(self.history) - MAX_SHOWN:,} epochs more; " if len(self.history) > MAX_SHOWN else ""
         title = f"{self.recipe.model} on {self.recipe.dataset}, {self.recipe.run_name}"

@@ -375,7 +375,7 @@ class Trainer:
             options=recipe.options,
             params=sum(p.numel() for p in self.model.parameters()),
             dataset=recipe.dataset,
-            provenance=provenance(recipe.data) if recipe.data in CATALOG else "the user's own data set",
+            provenance=provenance(recipe.data) if recipe.data in CATALOG else "Images of your own.",
             recipe=recipe.to_dict(),
             initial=self.initial,
             **self.made_of(),

@@ -11,6 +11,7 @@ from attack_makers import CLASSES, EPS, SHAPE, Masked, images_for, small_net
 from torch import Tensor, nn
 
 import mspcaps
+from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.attacks import Trial, bim, suite
 from mspcaps.evaluation.attacks.common import Draws
@@ -54,6 +55,18 @@ def test_what_is_counted():
     assert all(np.array_equal(a.survived, b.survived) for a, b in zip(*map(points, (found, again)), strict=True))
     few = mspcaps.attack(MODEL, (X, Y), EPS, "square-100", images=20, check=False)
     assert few.curves[0].points[0].survived.tolist() == found.curves[1].points[1].survived[:20].tolist()
+
+
+def test_some_images_of_a_data_set_are_of_all_classes():
+    """A folder lists class after class: the first 20 of 60 images would be of one class."""
+    labels = torch.arange(60) // 12  # five classes, one after the other
+    data = ImageSet((255 * X).round().to(torch.uint8), labels, tuple(map(str, range(CLASSES))), "sorted")
+    found = mspcaps.attack(MODEL, data, EPS, "fgsm", images=20, check=False)
+    part = data.split(20)[1]
+    with torch.no_grad():
+        right = MODEL(part.images.double() / 255).argmax(1) == part.labels
+    assert found.n == 20 and len(part.labels.unique()) == CLASSES
+    assert found.clean.tolist() == right.tolist()
 
 
 def points(found: Robustness) -> list[Point]:

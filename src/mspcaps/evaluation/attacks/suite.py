@@ -204,8 +204,9 @@ def attack(
     `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
     `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
     square, votes; margin, cross_entropy, log_odds, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and
-    for capsules apgd and votes on log_odds. `images` takes the first so many. `check` runs the diagnostics, whose
-    sentences are the `cautions` of what comes back; one tries adversarial images for a `surrogate` on the model.
+    for capsules apgd and votes on log_odds. `images` takes so many of a data set, at random but always the same, and
+    the first of a pair. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back; one tries
+    adversarial images for a `surrogate` on the model.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
@@ -273,6 +274,10 @@ def open_target(
         else:
             data = load_dataset(data, split)
     name = data.name if isinstance(data, ImageSet | FolderImages) else "own images"
+    if isinstance(data, FolderImages):
+        data = data.resident()
+    if isinstance(data, ImageSet) and images is not None and 1 <= images < len(data):
+        data = data.split(images)[1]  # those of `eval --images`: a folder lists class after class
     _, x, y, _ = prepare(model, data, device)
     if images is not None and not 1 <= images <= len(x):
         raise MspcapsError(f"images is {images:,}, but there are 1 to {len(x):,} to choose from")
