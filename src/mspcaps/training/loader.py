@@ -22,7 +22,6 @@ from mspcaps.training.recipe import Recipe
 
 WORKERS = 2  # processes that read pictures
 MAX_STEPS_PER_REPLAY = 16  # steps that one CUDA graph holds
-ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="epochs")  # draws the next epoch of every run
 
 
 class Loader:
@@ -58,6 +57,7 @@ class Loader:
         self.images, self.labels = data.images, data.labels
         self.make_rows(self.steps, data.images.device)
         self.step_number = self.position
+        self.ahead = ThreadPoolExecutor(max_workers=1)  # its own: one of the whole process would hang after a fork
         self.drawn: dict[int, Future[tuple[Tensor, Tensor]]] = {}  # the epoch that is drawn ahead
 
     def make_rows(self, rows: int, device: torch.device | None) -> None:
@@ -91,7 +91,7 @@ class Loader:
         order, draws = self.drawn[epoch].result() if epoch in self.drawn else self.draw(epoch)
         self.order.copy_(order, non_blocking=True)
         self.draws.copy_(draws, non_blocking=True)
-        self.drawn = {epoch + 1: ahead.submit(self.draw, epoch + 1)}
+        self.drawn = {epoch + 1: self.ahead.submit(self.draw, epoch + 1)}
         self.position.fill_(step)
         self.epoch_key.fill_(dropout_key(self.seed, epoch))
 
