@@ -1,10 +1,32 @@
 """Which images a step sees, by the functions of (seed, epoch) that say so."""
 
+import multiprocessing
+
+import pytest
 import torch
 
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.data.augment import epoch_draws, epoch_order
 from mspcaps.training.loader import Loader
+
+
+def draw_two_epochs() -> None:
+    data = ImageSet(torch.zeros(8, 1, 8, 8, dtype=torch.uint8), torch.arange(8) % 2, tuple("ab"), "x")
+    loader = Loader(data, 4, Augmentation(crop=2), seed=3)
+    for epoch in (0, 1):
+        loader.begin(epoch)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_process_forked_from_one_that_has_trained_can_train() -> None:
+    """No thread survives a fork: one that all loaders of a process shared would never draw again."""
+    draw_two_epochs()
+    child = multiprocessing.get_context("fork").Process(target=draw_two_epochs)
+    child.start()
+    child.join(timeout=20)
+    child.kill()  # if it waits
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_every_epoch_has_an_order_and_draws_of_its_own() -> None:

@@ -64,19 +64,14 @@ def check_same_run(path: Path, progress: Mapping[str, Any], recipe: Recipe, now:
             f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
         )
     then = {**now, **progress}  # an older one does not say everything
-    if then["images"] != now["images"]:
-        raise MspcapsError(
-            f"{path} was written when there were {then['images']:,} training images, but now there are "
-            f"{now['images']:,}; remove it to start over"
-        )
-    if then["data_sha256"] != now["data_sha256"]:
-        raise MspcapsError(
-            f"{path} was written when {recipe.data} held other images, although as many; remove it to start over"
-        )
-    if then["teacher_sha256"] != now["teacher_sha256"]:
-        raise MspcapsError(
-            f"{path} was written when the teacher {recipe.teacher} had other weights; remove it to start over"
-        )
+    changes = {
+        "images": f"there were {then['images']:,} training images, but now there are {now['images']:,}",
+        "data_sha256": f"{recipe.data} held other images, although as many",
+        "teacher_sha256": f"the teacher {recipe.teacher} had other weights",
+    }
+    for key, words in changes.items():
+        if then[key] != now[key]:
+            raise MspcapsError(f"{path} was written when {words}; remove it to start over")
 
 
 def load_tensors(path: Path, stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:

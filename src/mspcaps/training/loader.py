@@ -57,7 +57,7 @@ class Loader:
         self.images, self.labels = data.images, data.labels
         self.make_rows(self.steps, data.images.device)
         self.step_number = self.position
-        self.ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="epochs")
+        self.ahead = ThreadPoolExecutor(max_workers=1)  # its own: one of the whole process would hang after a fork
         self.drawn: dict[int, Future[tuple[Tensor, Tensor]]] = {}  # the epoch that is drawn ahead
 
     def make_rows(self, rows: int, device: torch.device | None) -> None:

@@ -185,25 +185,20 @@ _compile_cache: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once per process: a second model of the same kind reuses the code."""
+    """Compiled once per process: a second model of the same kind reuses the code. What the compiler refuses is in the
+    model, and the engine eager takes it."""
     # A sweep meets many models and data sets in one process; of newer PyTorch every thread has a limit of its own.
     torch._dynamo.config.recompile_limit = 256
-    if function not in _compile_cache:
-        _compile_cache[function] = wrap_compile_errors(torch.compile(function, fullgraph=True, dynamic=False))
-    return _compile_cache[function]
-
-
-def wrap_compile_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the compiler refuses is in the model, and the engine eager takes it."""
+    compiled = torch.compile(function, fullgraph=True, dynamic=False)
 
     @wraps(function)
     def call(*args: Any) -> Any:
         try:
-            return function(*args)
+            return compiled(*args)
         except torch._dynamo.exc.BackendCompilerFailed:  # a compiler of this machine, not the model
             raise
         except torch._dynamo.exc.TorchDynamoException as error:
             why = str(error).strip().partition("\n")[0]
             raise MspcapsError(f"the model cannot be compiled: {why}; train it with --engine eager") from error
 
-    return call
+    return _compile_cache.setdefault(function, call)

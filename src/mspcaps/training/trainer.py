@@ -110,8 +110,7 @@ class Trainer:
         self.attacked = make_robust_evaluator(self.step, validation, self.recipe, device, self.engine)
         self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
         self.history: list[Epoch] = []
-        self.best: dict[str, Tensor] = {}
-        self.best_is_new = False
+        self.best: dict[str, Tensor] = {}  # weights of the best epoch, until they are written
 
     def load_initial_weights(self) -> dict[str, str] | None:
         """Take over what fits of the recipe's initial weights, unless a checkpoint is there: that knows more."""
@@ -225,7 +224,7 @@ class Trainer:
         validation = robust if self.watched == "validation" else None
         row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
         if not self.history or row.score > self.best_epoch.score:
-            self.best, self.best_is_new = {name: t.clone() for name, t in self.weights().items()}, True
+            self.best = {name: tensor.clone() for name, tensor in self.weights().items()}
         self.history.append(row)
         self.step.loss_sum.zero_()
         self.epoch, self.steps_done = self.epoch + 1, 0
@@ -277,14 +276,17 @@ class Trainer:
         self.world.barrier()  # nobody looks for a checkpoint that is not there yet
 
     def write(self, tensors: dict[str, Tensor]) -> None:
-        if self.best_is_new:  # written first: a checkpoint never speaks of a best file that is not there
-            self.save_weights(BEST, self.best)
-            self.best_is_new = False
+        self.write_best()  # first: a checkpoint never speaks of a best file that is not there
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
             "history": [asdict(row) for row in self.history], "initial": self.initial, **self.made_of(),
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
+
+    def write_best(self) -> None:
+        if self.best:
+            self.save_weights(BEST, self.best)
+            self.best = {}
 
     def made_of(self) -> dict[str, Any]:
         """What a run is made of besides its recipe, and what a file may have changed since."""
@@ -325,8 +327,7 @@ class Trainer:
     def finish(self) -> Result:
         """Write weights and ledger entry, remove the checkpoint."""
         if self.world.is_main:
-            if self.best_is_new:
-                self.save_weights(BEST, self.best)
+            self.write_best()
             self.save_weights(LAST, self.weights())
         self.world.barrier()
         run = self.entry(self.measure())
