@@ -13,7 +13,7 @@ def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
     make_tables, make_notes = {
         "train": (training_tables, training_notes), "infer": (inference_tables, inference_notes),
         "families": (families_tables, families_notes), "attack": (attack_tables, attack_notes),
-        "memory": (memory_tables, memory_notes),
+        "memory": (memory_tables, memory_notes), "pixels": (pixel_tables, pixel_notes),
     }[result["what"]]  # fmt: skip
     return make_tables(result), make_notes(result)
 
@@ -218,6 +218,29 @@ def memory_notes(result: dict[str, Any]) -> list[str]:
         "processor, each measured in a new process, in turn.",
         *answers,
         f"Device: {environment['device']}; torch {environment['software']['torch']}.",
+        *busy_note(environment),
+    ]
+
+
+def pixel_tables(result: dict[str, Any]) -> list[Table]:
+    """Cost per pixel at every size; a size that does not fit into memory has none."""
+    head = ("image size", "batch size", "ns per pixel", "relative", "bytes per pixel", "relative")
+    rows: Rows = [
+        (
+            f"{one['img_size']}", f"{one['batch_size']}", number(one["ns_per_pixel"]), f"{one['relative_time']:.2f} x",
+            number(one["bytes_per_pixel"]), f"{one['relative_memory']:.2f} x",
+        )
+        for one in result["sizes"]
+    ]  # fmt: skip
+    return [(head, [*rows, *((side, "-", "-", "-", "-", "-") for side in result["refused"])])]
+
+
+def pixel_notes(result: dict[str, Any]) -> list[str]:
+    environment = result["environment"]
+    return [
+        f"Training steps of {result['model']}, each with about as many pixels. Device: {environment['device']}; torch "
+        f"{environment['software']['torch']}.",
+        *[f"Without {side} pixels: {why}" for side, why in result["refused"].items()],
         *busy_note(environment),
     ]
 

@@ -1,5 +1,6 @@
 """`mspcaps bench`: speed and memory on this machine."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from mspcaps.progress import say
 
 
 def bench(
-    what: Positional[Literal["train", "infer", "families", "attack", "memory", "votes"]],
+    what: Positional[Literal["train", "infer", "families", "attack", "memory", "pixels", "votes"]],
     model: str = "mspcaps_t",
     models: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = (),
     batch_size: Maybe[int] = None,
@@ -28,12 +29,13 @@ def bench(
 
     Args:
         what: train measures training steps, infer the forward pass, families both for every family of models, attack a
-            10-step attack with shipped weights, memory training steps on a CPU at larger image sizes; votes states the
-            memory that routing takes where every pair of capsules has a matrix, beside the plain form.
+            10-step attack with shipped weights, memory training steps on a CPU at larger image sizes, pixels the cost
+            of a training step per pixel as images grow; votes states the memory that routing takes where every pair of
+            capsules has a matrix, beside the plain form.
         model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
         models: families only: measure these instead of all.
         batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
-            attack: images at a time. For memory: 8 by default.
+            attack: images at a time. For memory: 8 by default. For pixels: of the largest images, 2 by default.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
         packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
         group: train only: also measure what the messages of several processes cost, sent by one process to itself.
@@ -41,7 +43,8 @@ def bench(
         device: cpu, cuda or mps; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
-    from mspcaps.bench import bench_attack, bench_families, bench_infer, bench_memory, bench_train, tables, write_result
+    from mspcaps import bench as benchmarks
+    from mspcaps.bench import tables, write_result
     from mspcaps.training import choose_device
 
     if what != "train" and (scaling or group or packed is not None):
@@ -56,12 +59,12 @@ def bench(
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
     if what == "train":
-        result = bench_train(model, chosen, batch_size, scaling, packed, quick, log, group)
+        result = benchmarks.bench_train(model, chosen, batch_size, scaling, packed, quick, log, group)
     elif what == "families":
-        result = bench_families(model, chosen, batch_size, models, quick, log, lambda r: write_result(results, r))
+        keep = partial(write_result, results)
+        result = benchmarks.bench_families(model, chosen, batch_size, models, quick, log, keep)
     else:
-        measure = {"infer": bench_infer, "attack": bench_attack, "memory": bench_memory}[what]
-        result = measure(model, chosen, batch_size, quick, log)
+        result = getattr(benchmarks, f"bench_{what}")(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))
