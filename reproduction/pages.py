@@ -16,6 +16,7 @@ from reproduction import claims, paper, robustness
 from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, gap_words
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
+from reproduction.lacaps import lacaps_values
 from reproduction.own_pictures import picture_values
 from reproduction.pose import pose_charts, pose_values
 from reproduction.scale import scale_values
@@ -60,10 +61,13 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
     found |= pose_charts(results, root / "docs" / "robustness")
     if chart := values["robustness"]["figure"]:
         found[root / "docs" / "robustness.svg"] = chart
+    if chart := values["lacaps"]["pixel_chart"]:
+        found[root / "docs" / "lacaps.svg"] = chart
     for name, blocks in {
         "docs/robustness.md": {"robustness": "robustness", "shifts": "shifts"},
         "docs/explain.md": {"faithfulness": "faithfulness"},
         "docs/export.md": {"int8": "int8"},
+        "docs/lacaps.md": {"lacaps": "lacaps"},
         "docs/own_data.md": {"own_pictures": "own_pictures"},
         "docs/scale.md": {"scale": "scale"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
@@ -137,6 +141,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
         "fastest": fastest(benchmarks), **scale_values(fastest(benchmarks)),
         "robustness": robustness.values_of(results), "own_pictures": picture_values(results),
+        "lacaps": lacaps_values(report, baselines),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
         "cost_table": cost_table, "gap_words": gap_words, "table_of": table_of, "trial_table": trial_table,
@@ -326,8 +331,8 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements: training, inference, families, attacks, memory; GPUs before CPUs, small models first."""
-    order, found = ("train", "infer", "families", "attack", "memory"), []
+    """All measurements, kind by kind; GPUs before CPUs, small models first."""
+    order, found = ("train", "infer", "families", "attack", "memory", "pixels"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:

@@ -201,10 +201,10 @@ def read_report(results: Path) -> Report:
 
 def trials_of(row: Row, report: Report) -> list[Trial]:
     """For a figure of the paper, what was tried to better it; compared with what trained as long on as many images.
-    Adversarial training gives accuracy away for robustness, so it is no such trial."""
+    Trials for recipes of another kind, ours or those against an adversary, are told elsewhere."""
     recipe = recipe_settings(f"paper/{row.dataset}/{row.model}")
     alike = [g for g in report.trials if (g.first.model, g.first.dataset) == (row.model, row.dataset)]
-    tried = [g for g in alike if not g.first.recipe["adversary"]]
+    tried = [g for g in alike if g.first.name.startswith("paper")]
     named = [(changes(settings(group.first.recipe), recipe), group) for group in tried]
     bases = {length(group): group for words, group in named if not words}
     return [Trial(words, group, bases.get(length(group))) for words, group in named if words]
