@@ -45,7 +45,8 @@ def test_one_model_alone(tmp_path):
         "`mspcaps_l` and `capsnet`" in text
         and "| MSPCaps-T | FGSM | margin loss | 25.0 % | 60.00 | 40.00 | 30.00 |" in text
     )
-    assert values["figure"].count("<polyline") == 1 and values["sentences"] == [] and values["suite_table"] == ""
+    assert values["figure"].count("<polyline") == 1 and values["sentences"] == [] and values["stability"] is None
+    assert values["suite_table"] == ""
 
 
 def test_what_is_told_of_all(tmp_path):
@@ -60,10 +61,11 @@ def test_what_is_told_of_all(tmp_path):
     text, values = block(tmp_path), values_of(tmp_path)
     assert values["figure"].count("<polyline") == 6 and values["missing"] == []
     assert "| MSPCaps-L | BIM-10 | strongest objective | 0.0 % | 5.00 | 20.00 | 5.00 |" in text
-    first, second, third = values["sentences"]
-    assert (
-        "80.00 %" in first and "5.00 %" in first and "40.00 %" in second and "50.00 %" in second and "1.00 %" in third
-    )
+    found = values["stability"]
+    assert (found.n, found.margin, found.strongest, found.zero_gradients) == (N, 80, 5, 50) and not found.confirmed
+    assert replace(found, strongest=40.0).confirmed and "80.00 % of 10,000 images" in text
+    second, third = values["sentences"]
+    assert "40.00 %" in second and "50.00 %" in second and "1.00 %" in third
     assert text.count("The model answers at random.") == 3 and "a machine" in text
 
 
