@@ -49,6 +49,20 @@ def test_attention_is_the_identity_at_first() -> None:
     assert torch.equal(attention(u), u)
 
 
+@torch.no_grad()
+def test_couplings_are_not_rounded_before_the_softmax() -> None:
+    """bf16 would move an agreement of 50 by up to 0.1, and a coupling by a tenth."""
+    torch.manual_seed(0)
+    attention, u = create_model("aa_capsnet", num_classes=3, img_size=26).attention, torch.randn(2, 256, 5, 5)
+    for conv in (attention.query, attention.key):
+        torch.nn.init.normal_(conv.weight, std=0.15)
+    with torch.autocast("cpu", torch.bfloat16):
+        q, k = (conv(u).flatten(2).float() for conv in (attention.query, attention.key))
+        found = attention.couplings(u)
+    expected = torch.einsum("bdm,bdn->bmn", q, k).softmax(-1)  # [b, m, n]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_every_parameter_gets_a_gradient() -> None:
     torch.manual_seed(0)
     model, y = create_model("aa_capsnet", num_classes=3, img_size=20), torch.tensor([0, 2, 1])
