@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from mspcaps import create_model, load_recipe
 from mspcaps.capsules import length, margin_loss
 from mspcaps.errors import MspcapsError
+from mspcaps.models import save_weights
 
 
 def test_equals_loops_over_capsules() -> None:
@@ -63,6 +64,15 @@ def test_a_member_of_the_ensemble_sees_neither_the_margin_nor_brightness_nor_con
     assert torch.equal(model(margin), model(x))
     torch.testing.assert_close(model(0.3 * x + 0.2), model(x), rtol=1e-4, atol=1e-5)
     assert model(torch.full_like(x, 0.7)).isfinite().all()
+
+
+def test_a_member_of_the_ensemble_moves_to_a_larger_image_whole(tmp_path) -> None:
+    model = create_model("capsnet_cifar", num_classes=2, in_chans=1, img_size=24)
+    save_weights(path := tmp_path / "w.safetensors", model)
+    larger, smaller = (create_model("capsnet_cifar", pretrained=path, img_size=size) for size in ((24, 30), (24, 20)))
+    state = model.state_dict()
+    assert all(torch.equal(t, state[key]) for key, t in larger.state_dict().items())
+    assert smaller.routing.w.shape[0] == 64 * 12 * 10
 
 
 def test_without_a_decoder_nothing_is_drawn_and_nothing_is_added() -> None:
