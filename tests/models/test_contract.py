@@ -108,13 +108,15 @@ def test_the_loss_takes_class_numbers_and_soft_targets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_image_without_pixels_is_refused_and_the_size_that_is_named_works(name: str) -> None:
+def test_an_image_without_pixels_is_refused_and_the_size_that_is_named_is_the_smallest(name: str) -> None:
     for size in ((0, 40), (40, -3)):
         with torch.device("meta"), pytest.raises(MspcapsError, match=f"{size[0]} x {size[1]}") as refusal:
             create_model(name, img_size=size)
         height, width = (int(number) for number in re.findall(r"\d+", str(refusal.value))[-2:])
         with torch.device("meta"):
             assert create_model(name, img_size=(height, width))(torch.empty(2, 3, height, width)).shape == (2, 10)
+            with pytest.raises(MspcapsError, match=f"{height} x {width}"):
+                create_model(name, img_size=(height - (size[0] == 0), width - (size[0] > 0)))
 
 
 # What does not learn in the first step: attention that is not yet added, and a bias that moves all logits alike.

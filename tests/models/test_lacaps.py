@@ -1,4 +1,4 @@
-"""LaCaps: counts, the network against a reference of its own, one set of weights for every size, plain heads."""
+"""LaCaps: the network against a reference of its own, one set of weights for every size, plain heads."""
 
 import math
 
@@ -32,18 +32,6 @@ def trained_like(name: str = "lacaps_t", **task: object) -> Model:
         if key.endswith(("offset", "gain")):
             torch.nn.init.normal_(p, mean=1, std=0.3)
     return model.eval()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "params"),
-    [
-        ("lacaps_t", {}, 336_690), ("lacaps_t", {"deep": True}, 316_570), ("lacaps_t_average", {}, 317_610),
-        ("lacaps_t_linear", {}, 352_362), ("lacaps_l", {}, 9_309_122),
-    ],
-)  # fmt: skip
-def test_parameters_are_those_of_the_header(name: str, options: dict[str, bool], params: int) -> None:
-    with torch.device("meta"):
-        assert sum(p.numel() for p in create_model(name, **options).parameters()) == params
 
 
 @pytest.mark.parametrize("name", MOST)

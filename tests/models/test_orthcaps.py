@@ -1,4 +1,4 @@
-"""OrthCaps: its counts, its pruning, and the whole forward pass against a plain reference."""
+"""OrthCaps: its pruning, and the whole forward pass against a plain reference."""
 
 import pytest
 import torch
@@ -6,27 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mspcaps import create_model, load_recipe
-from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import BatchNorm
 from mspcaps.models.orthcaps import Block, ConvCaps, Routed, prune
 
 NAMES = ("orthcaps_s", "orthcaps_d")
-
-
-@pytest.mark.parametrize(
-    ("name", "in_chans", "size", "params"),
-    [  # shared/spec/baselines_b.md, section 5
-        ("orthcaps_s", 1, 32, 105_504),
-        ("orthcaps_s", 1, 28, 101_920),
-        ("orthcaps_s", 3, 32, 128_224),
-        ("orthcaps_d", 1, 32, 572_416),
-        ("orthcaps_d", 3, 32, 574_016),
-    ],
-)
-def test_parameters_are_those_of_the_paper(name: str, in_chans: int, size: int, params: int) -> None:
-    with torch.device("meta"):
-        model = create_model(name, in_chans=in_chans, img_size=size)
-    assert sum(p.numel() for p in model.parameters()) == params
 
 
 def test_pruning_equals_a_loop_over_pairs() -> None:
@@ -115,6 +98,16 @@ def test_equals_the_layers_one_by_one(name: str, in_chans: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("name", "least"), [("orthcaps_s", 0.65), ("orthcaps_d", 0.3)])
+def test_pruning_leaves_enough_to_begin_with(name: str, least: float) -> None:
+    """On smooth images: about 74 % in S, says shared/spec/baselines_b.md; the paper's trained ones keep 83 %."""
+    torch.manual_seed(0)
+    model, x = create_model(name), F.avg_pool2d(torch.rand(8, 3, 32, 32), 5, 1, 2)
+    kept = prune(model.primary(model.forward_maps((x - x.mean()) / x.std() / 4 + 0.5)[0])).unflatten(1, (-1, 16)).any(2)
+    assert least < kept.float().mean() < 0.9
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_a_map_and_its_opposite_differ_from_the_first_step_on(name: str) -> None:
     torch.manual_seed(0)
@@ -138,13 +131,6 @@ def test_couplings_sum_to_one_over_the_classes() -> None:
     assert (state.name, state.axis, state.couplings.shape) == ("routing", 2, (16, 2, 5))
     torch.testing.assert_close(state.couplings.sum(2), torch.ones(16, 2))
     assert torch.equal(state.output, model.forward_capsules(x))
-
-
-def test_an_image_without_a_capsule_is_refused() -> None:
-    with pytest.raises(MspcapsError, match=r"16 x 20.*17 x 20"):
-        create_model("orthcaps_s", img_size=(16, 20))
-    assert create_model("orthcaps_s", img_size=17)(torch.rand(2, 3, 17, 17)).shape == (2, 10)
-    assert create_model("orthcaps_d", img_size=1).eval()(torch.rand(2, 3, 1, 1)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", NAMES)

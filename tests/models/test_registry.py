@@ -1,4 +1,4 @@
-"""The contract that every registered model keeps."""
+"""The contract that every registered model keeps, and the exact number of its parameters."""
 
 import copy
 
@@ -12,6 +12,77 @@ from mspcaps.models import model_options, register_model, registry
 from mspcaps.models.mspcaps import mspcaps_t
 
 SMALL = [name for name in list_models() if not name.startswith(("mspcaps_l", "lacaps_l"))]
+
+
+COUNTS = [  # sections of shared/spec/baselines_a.md and baselines_b.md; mspcaps and resnet have tests of their own
+    ("capsnet", 1, 28, {}, 6_804_224),  # a, 1.1 and 1.2
+    ("capsnet", 1, 28, {"decoder": True}, 8_215_568),
+    ("capsnet", 3, 28, {}, 6_845_696),
+    ("capsnet", 1, 32, {}, 7_951_104),
+    ("capsnet", 1, 32, {"decoder": True}, 9_608_448),
+    ("capsnet", 3, 32, {}, 7_992_576),
+    ("capsnet", 3, 32, {"decoder": True}, 11_749_120),
+    ("capsnet_cifar", 3, 24, {}, 22_476_448),  # a, 1.3: a window, so the same for larger images
+    ("capsnet_cifar", 3, 32, {}, 22_476_448),
+    ("capsnet_cifar", 3, (26, 41), {}, 22_476_448),
+    ("aa_capsnet", 1, 28, {}, 6_592_971),  # a, 2.2
+    ("aa_capsnet", 3, 28, {}, 6_634_443),
+    ("aa_capsnet", 1, 32, {}, 7_510_475),
+    ("aa_capsnet", 3, 32, {}, 7_551_947),
+    ("ar_capsnet", 3, 32, {}, 7_563_392),  # a, 3.2 and 6
+    ("ar_capsnet", 3, 32, {"decoder": True}, 9_566_336),
+    ("ar_capsnet", 1, 28, {"layers": 1}, 4_483_328),
+    ("ar_capsnet", 1, 28, {"layers": 1, "decoder": True}, 5_312_528),
+    ("ar_capsnet", 1, 32, {"layers": 1}, 5_712_128),
+    ("da_capsnet", 3, 32, {}, 1_923_864),  # a, 4.3
+    ("da_capsnet", 3, 32, {"decoder": True}, 5_680_408),
+    ("da_capsnet", 3, 32, {"extra_conv": True}, 3_345_472),
+    ("da_capsnet", 3, 32, {"extra_conv": True, "decoder": True}, 7_102_016),
+    ("da_capsnet", 1, 28, {"kernel": 2}, 1_799_832),
+    ("da_capsnet", 1, 28, {"kernel": 2, "decoder": True}, 3_211_176),
+    ("rs_capsnet", 3, 32, {}, 1_251_388),  # a, 5.3
+    ("rs_capsnet", 3, 32, {"decoder": True}, 5_007_932),
+    ("rs_capsnet", 1, 32, {}, 1_250_236),
+    ("rs_capsnet", 1, 32, {"decoder": True}, 2_907_580),
+    ("rs_capsnet", 1, 28, {}, 1_173_436),
+    ("rs_capsnet", 1, 28, {"decoder": True}, 2_584_780),
+    ("deepcaps", 3, 64, {}, 13_359_424),  # b, 1
+    ("deepcaps", 3, 64, {"decoder": True}, 13_426_995),
+    ("deepcaps", 3, 32, {}, 8_444_224),
+    ("deepcaps", 3, 32, {"decoder": True}, 8_510_851),
+    ("deepcaps", 1, 28, {}, 8_441_920),
+    ("deepcaps", 1, 28, {"decoder": True}, 8_500_337),
+    ("deepcaps", 1, 32, {}, 8_441_920),
+    ("deepcaps", 1, 32, {"decoder": True}, 8_508_257),
+    ("idp_capsnet", 3, 32, {}, 561_297),  # b, 2
+    ("idp_capsnet", 1, 32, {}, 556_689),
+    ("idp_capsnet", 1, 28, {}, 510_609),
+    ("efficient_capsnet", 1, 28, {}, 161_824),  # b, 3
+    ("efficient_capsnet", 1, 28, {"decoder": True}, 161_824 + 1_411_344),
+    ("efficient_capsnet", 1, 32, {}, 166_944),
+    ("efficient_capsnet", 3, 32, {}, 168_544),
+    ("efficient_capsnet", 3, 32, {"decoder": True}, 168_544 + 3_756_544),
+    ("orthcaps_s", 1, 32, {}, 105_504),  # b, 5
+    ("orthcaps_s", 1, 28, {}, 101_920),
+    ("orthcaps_s", 3, 32, {}, 128_224),
+    ("orthcaps_d", 1, 32, {}, 572_416),
+    ("orthcaps_d", 3, 32, {}, 574_016),
+    ("lacaps_t", 3, 32, {}, 336_690),  # our own
+    ("lacaps_t", 3, 32, {"deep": True}, 316_570),
+    ("lacaps_t_average", 3, 32, {}, 317_610),
+    ("lacaps_t_linear", 3, 32, {}, 352_362),
+    ("lacaps_l", 3, 32, {}, 9_309_122),
+]
+STATISTICS = {"efficient_capsnet": 576, "ar_capsnet": 256}  # of BatchNorm, which others count: 162,400 for MNIST
+
+
+@pytest.mark.parametrize(("name", "in_chans", "size", "options", "params"), COUNTS)
+def test_parameters_are_those_of_the_specification(name, in_chans, size, options, params):
+    with torch.device("meta"):
+        model = create_model(name, in_chans=in_chans, img_size=size, **options)
+    assert sum(p.numel() for p in model.parameters()) == params
+    statistics = sum(t.numel() for key, t in model.named_buffers() if "running" in key)
+    assert statistics == STATISTICS.get(name, statistics)
 
 
 def warmed(name, **task):

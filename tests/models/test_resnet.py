@@ -1,7 +1,5 @@
 """The convolutional yardsticks: exact counts, and a layer-by-layer functional reference of each."""
 
-import re
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +7,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from mspcaps import create_model
-from mspcaps.errors import MspcapsError
-
-LEAST = {"resnet20": 4, "resnet18": 8}
 
 
 @pytest.mark.parametrize(("name", "params"), [("resnet20", 269_722), ("resnet18", 11_173_962)])
@@ -80,16 +75,6 @@ def test_any_task_works(batch, height, width, in_chans, num_classes):
     x = torch.rand(batch, in_chans, height, width)
     assert model(x).shape == (batch, num_classes)
     assert model.forward_features(x).shape == (batch, 64, -(-height // 4), -(-width // 4))
-
-
-@pytest.mark.parametrize("name", LEAST)
-@pytest.mark.parametrize("size", [(1, 1), (3, 40), (40, 2), (0, 0)])
-def test_small_images_are_refused_with_the_nearest_size_that_works(name, size):
-    with pytest.raises(MspcapsError, match=f"{size[0]} x {size[1]} pixels") as refusal:
-        create_model(name, img_size=size)
-    nearest = tuple(int(side) for side in re.search(r"works is (\d+) x (\d+)", str(refusal.value)).groups())
-    assert nearest == tuple(max(side, LEAST[name]) for side in size)
-    assert create_model(name, img_size=nearest)(torch.rand(2, 3, *nearest)).shape == (2, 10)
 
 
 def test_there_are_no_capsules_in_it():

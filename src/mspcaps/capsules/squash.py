@@ -1,5 +1,7 @@
 """Squash and capsule length: always in fp32 or better, finite with finite gradients at the zero vector."""
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,13 @@ EPS = 1e-12  # inside the square root: at zero its gradient would be infinite
 def at_least_fp32(x: Tensor) -> Tensor:
     """Half precision cannot hold the squares of short capsules; float64 stays as it is."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Context: matrix products keep the precision of what they multiply."""
+    # The meta device knows no autocast; torch.amp.is_autocast_available would say so, but torch.compile refuses it.
+    on_meta = x.device.type == "meta"
+    return contextlib.nullcontext() if on_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def squash(s: Tensor, dim: int | tuple[int, ...] = -1, constant: float = 1.0) -> Tensor:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from mspcaps.data import find_pictures, read_picture
 from mspcaps.errors import MspcapsError
 from mspcaps.explanation.analysis import explain
-from mspcaps.explanation.index import NAME, Index, folder_key, free_folder, has_key
+from mspcaps.explanation.index import NAME, Index, folder_key, free_folder, has_key, numbered_names
 from mspcaps.explanation.view import render_page
 from mspcaps.files import to_utf8, weights_name, write_atomically
 from mspcaps.models import Model, config_of, load_model, weights_path
@@ -103,6 +102,5 @@ def page_key(picture: Path, label: str | None = None) -> str:
 def free_page(out: Path, name: str, key: str) -> Path:
     """name.html, name-2.html, ...: the first that is about this very picture or not there yet; a picture called index
     leaves that name to the page of them all."""
-    first = 2 if f"{name}.html" == NAME else 1
-    pages = (out / f"{name}{f'-{number}' if number > 1 else ''}.html" for number in count(first))
+    pages = (out / f"{numbered}.html" for numbered in numbered_names(name) if f"{numbered}.html" != NAME)
     return next(page for page in pages if not os.path.lexists(page) or has_key(page, key))

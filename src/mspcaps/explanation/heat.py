@@ -5,8 +5,8 @@ the evidence v for class j when its turn comes, averaged over orders, is its eff
 
     e[i, j] = mean over orders of  v_j(patches before i, and i)  -  v_j(patches before i)
 
-The evidence is the length |s_j| of the class capsule before squash, or for a model that gives logits, the logit less
-the mean of all logits.
+The evidence of a length l is the root of l / (1 - l): of a capsule that was squashed as in CapsNet this is |s_j|, its
+length before squash. That of a logit is the logit less the mean of all logits.
 
 Over all orders this is the Shapley value of the patch, which is computed exactly up to EXACT_PATCHES. For more it is
 the mean over ORDERS of them, half drawn once and for all, half the same ones backwards, so that what is early in one is

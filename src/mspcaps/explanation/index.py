@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from urllib.parse import unquote
@@ -67,8 +68,13 @@ def folder_key(weights: Path) -> str:
 def free_folder(out: Path, name: str, key: str) -> Path:
     """name, name-2, ...: the first that holds the pages of these very weights or is not there yet. Runs of two models
     are often called alike."""
-    folders = (out / f"{name}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    folders = (out / numbered for numbered in numbered_names(name))
     return next(folder for folder in folders if not (folder / NAME).exists() or has_key(folder / NAME, key))
+
+
+def numbered_names(name: str) -> Iterator[str]:
+    """name, name-2, name-3, ..."""
+    return (name if number == 1 else f"{name}-{number}" for number in count(1))
 
 
 def has_key(page: Path, key: str, within: int = 1000) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ class Node:
     place: tuple[int, int] | None = None  # (row, column) on the grid of its scale
     rect: Rect | None = None  # pixels of that cell; the receptive field is larger
     coupling: float | None = None  # share of this coarse capsule among its siblings
-    contribution: float | None = None  # to the length of the capsule above before squash; siblings add up to it
+    contribution: float | None = None  # to the length of the capsule above, or in windows of the class, before squash
     agreement: float | None = None  # of this fine capsule with the coarse capsule above it, whose coupling it decides
     effect: float | None = None  # in the tree: of a patch's pixels on the class; see heat.py
     heat: float | None = None  # of an outlined part: what the heat map, as it is drawn, adds up to in it
@@ -34,14 +34,8 @@ class Node:
             yield from child.walk()
 
 
-def patch_node(
-    scale: Scale, level: int, index: int, effect: float, coupling: float | None = None,
-    contribution: float | None = None, agreement: float | None = None, children: tuple[Node, ...] = (),
-) -> Node:  # fmt: skip
-    return Node(
-        "patch", index, level, scale.place(index), scale.rect(index), coupling, contribution, agreement, effect,
-        children=children,
-    )  # fmt: skip
+def patch_node(scales: Sequence[Scale], level: int, index: int, **values: Any) -> Node:
+    return Node("patch", index, level, scales[level].place(index), scales[level].rect(index), **values)
 
 
 def strongest_parts(heat: Sequence[Tensor], scales: Sequence[Scale], count: int = 3) -> list[Node]:
@@ -51,10 +45,7 @@ def strongest_parts(heat: Sequence[Tensor], scales: Sequence[Scale], count: int 
 
     def hottest(level: int, among: Iterable[int], count: int) -> list[Node]:
         order = sorted(among, key=lambda index: -float(heat[level][index]))[:count]
-        scale = scales[level]
-        return [
-            Node("patch", i, level, scale.place(i), scale.rect(i), heat=float(heat[level][i])) for i in order
-        ]  # fmt: skip
+        return [patch_node(scales, level, i, heat=float(heat[level][i])) for i in order]
 
     top = hottest(len(scales) - 1, range(len(heat[-1])), 1)
     if len(scales) == 1:
@@ -84,20 +75,20 @@ class TreeBuilder:
         length, children = self.coarse(len(self.routing) - 1, label)
         return Node("class", label, length=length, children=children)
 
+    def patch(self, level: int, index: int, **values: Any) -> Node:
+        return patch_node(self.scales, level, index, effect=float(self.effects[level][index]), **values)
+
     def coarse(self, block: int, j: int) -> tuple[float, tuple[Node, ...]]:
         """The length of output j of a block before squash, and all coarse capsules that vote for it, the largest
         contribution first."""
         level = len(self.scales) - 1 if block == len(self.routing) - 1 else block + 1
         couplings, contributions = vote_shares(self.routing[block], self.image, j)
         order = contributions.argsort(descending=True).tolist()
-        nodes = tuple(
-            patch_node(
-                self.scales[level], level, k, float(self.effects[level][k]), float(couplings[k]),
-                float(contributions[k]), children=(self.fine(block, k, j),),
-            )
-            for k in order
-        )  # fmt: skip
-        return float(contributions.sum()), nodes
+        nodes = []
+        for k in order:
+            shown = {"coupling": float(couplings[k]), "contribution": float(contributions[k])}
+            nodes.append(self.patch(level, k, **shown, children=(self.fine(block, k, j),)))
+        return float(contributions.sum()), tuple(nodes)
 
     def fine(self, block: int, k: int, j: int) -> Node:
         """Of the fine capsules under k the one whose agreement the routing takes for k's, a middle capsule or a fine
@@ -108,38 +99,30 @@ class TreeBuilder:
         m = int((agreements - state.agreements[k, self.image, j]).abs().argmin())
         number, agreement = int(members(*state.grids)[k, m]), float(agreements[m])
         if block == 0:
-            return patch_node(self.scales[0], 0, number, float(self.effects[0][number]), agreement=agreement)
+            return self.patch(0, number, agreement=agreement)
         length, children = self.coarse(block - 1, number)
         return Node("middle", number, agreement=agreement, length=length, children=children)
 
 
-@dataclass(frozen=True)
-class WindowTreeBuilder:
+class WindowTreeBuilder(TreeBuilder):
     """Grows the tree where parts lie in windows (local agreement): all capsules have a place, and all votes are added
-    to those of the class.
+    to those of the class. There is a local block for every scale but the finest, then the pooling.
 
     Every contribution is along the direction of the class capsule. That of a patch is the sum of what its own vote adds
     and of its children's, so the tree accounts for the whole length.
     """
-
-    routing: Sequence[RoutingState]  # a local block for every scale but the finest, then the pooling
-    scales: Sequence[Scale]
-    effects: Sequence[Tensor]
-    image: int
 
     def tree(self, label: int) -> Node:
         *local, pooling = self.routing
         couplings, contributions = vote_shares(pooling, self.image, label)
         output = couplings @ pooling.votes[-1][:, self.image, label]  # [e]
         level, direction = len(local), output / length(output)
-        children = tuple(
-            patch_node(
-                self.scales[level], level, k, float(self.effects[level][k]), float(couplings[k]),
-                float(contributions[k]), children=self.parts(level - 1, k, label, direction * couplings[k]),
-            )
-            for k in contributions.argsort(descending=True).tolist()
-        )  # fmt: skip
-        return Node("class", label, length=float(contributions.sum()), children=children)
+        children = []
+        for k in contributions.argsort(descending=True).tolist():
+            below = self.parts(level - 1, k, label, direction * couplings[k])
+            shown = {"coupling": float(couplings[k]), "contribution": float(contributions[k])}
+            children.append(self.patch(level, k, **shown, children=below))
+        return Node("class", label, length=float(contributions.sum()), children=tuple(children))
 
     def parts(self, level: int, k: int, j: int, direction: Tensor) -> tuple[Node, ...]:
         """The patches in the window of patch k, the largest contribution first; `direction` times the coupling of all
@@ -152,9 +135,8 @@ class WindowTreeBuilder:
         for m in contributions.argsort(descending=True).tolist():
             if (number := numbers[m]) >= 0:  # not beyond the border
                 below = self.parts(level - 1, number, j, direction * couplings[m]) if level else ()
-                effect = float(self.effects[level][number])
-                shown = float(couplings[m]), float(contributions[m]), float(agreements[m])
-                nodes.append(patch_node(self.scales[level], level, number, effect, *shown, children=below))
+                shown = {"coupling": float(couplings[m]), "contribution": float(contributions[m])}
+                nodes.append(self.patch(level, number, **shown, agreement=float(agreements[m]), children=below))
         return tuple(nodes)
 
 

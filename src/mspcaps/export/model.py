@@ -83,7 +83,7 @@ class OnnxModule(nn.Module):
                 f"the file holds a {task.model}, which no imported code registers, and does not say whether its scores "
                 "are lengths or logits: export it again, or name the module that registers it with --import"
             )
-        self.scores = task.scores or model.scores  # type: ignore[union-attr]
+        self.scores = "lengths" if (task.scores or model.scores) == "lengths" else "logits"  # type: ignore[union-attr]
         if model is not None and model.scores == self.scores:  # otherwise an option changed them, and the loss
             self.criterion = model.criterion
         recipe = {"recipe": {"data": task.data}} if task.data else {}

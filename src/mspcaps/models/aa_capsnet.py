@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mspcaps.capsules import margin_loss, squash
-from mspcaps.capsules.squash import at_least_fp32
+from mspcaps.capsules.squash import at_least_fp32, without_autocast
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import LinearClassifier, Task
@@ -45,7 +45,8 @@ class PlaceAttention(nn.Module):
     def couplings(self, u: Tensor) -> Tensor:
         """[b, c, h, w] -> A [b, m, n], sums to one over n."""
         q, k = (at_least_fp32(conv(u).flatten(2)) for conv in (self.query, self.key))  # [b, d, n]
-        return (q.transpose(1, 2) @ k).softmax(-1)
+        with without_autocast(u):
+            return (q.transpose(1, 2) @ k).softmax(-1)
 
     def forward(self, u: Tensor) -> Tensor:
         v = at_least_fp32(self.value(u).flatten(2))  # [b, c, n]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mspcaps.capsules import AttentionRouting, CapsuleAffine, ConvAttentionRouting, States
 from mspcaps.capsules.routing.attention import glorot
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, Dropout, check_img_size, run_block
+from mspcaps.models.layers import BatchNorm, Dropout, check_img_size, run_block, start_like_keras
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -93,10 +93,7 @@ class ARCapsNet(CapsuleModel):
 
 
 def conv3x3(in_chans: int, out_chans: int, stride: int = 1) -> nn.Conv2d:
-    conv = nn.Conv2d(in_chans, out_chans, 3, stride, padding=1)
-    nn.init.xavier_uniform_(conv.weight)
-    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-    return conv
+    return start_like_keras(nn.Conv2d(in_chans, out_chans, 3, stride, padding=1))
 
 
 def halved(size: tuple[int, int]) -> tuple[int, int]:

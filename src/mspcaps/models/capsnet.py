@@ -75,6 +75,9 @@ class CapsNetCIFAR(CapsNet):
         rows, columns = (-(-min(side, WINDOW) // 2) for side in img_size)
         return rows, columns
 
+    def tensor_places(self) -> dict[str, tuple[int, int]]:
+        return {"routing.w": self.grid(self.img_size)}  # of the window, whatever is around it
+
     def forward_maps(self, x: Tensor) -> list[Tensor]:
         """-> feature map [b, 256, h, w] of the window."""
         top, left = (max(0, side - WINDOW) // 2 for side in self.img_size)

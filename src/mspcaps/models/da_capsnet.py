@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mspcaps.capsules import DualAttentionRouting
 from mspcaps.capsules.routing.dual_attention import Gate
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import check_img_size, run_block
+from mspcaps.models.layers import check_img_size, run_block, start_like_keras
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -62,8 +62,7 @@ class DACapsNet(CapsuleModel):
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
         for module in (*self.fine, *self.coarse):
             if isinstance(module, nn.Conv2d):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+                start_like_keras(module)
 
     def forward_maps(self, x: Tensor) -> list[Tensor]:
         """-> feature maps [b, 64, h, w] and, after channel attention, [b, c, h, w]."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import DynamicRouting, DynamicRouting3D, States, squash
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, check_img_size, run_block
+from mspcaps.models.layers import BatchNorm, check_img_size, run_block, start_like_keras
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -102,9 +102,7 @@ class DeepCaps(CapsuleModel):
     def __init__(self, task: Task, iterations: int, joint: bool, decoder: bool) -> None:
         super().__init__(task)
         check_img_size(task.img_size)
-        conv = nn.Conv2d(task.in_chans, 128, 3, padding=1)
-        nn.init.xavier_uniform_(conv.weight)
-        nn.init.constant_(conv.bias, 0.0)  # type: ignore[arg-type]
+        conv = start_like_keras(nn.Conv2d(task.in_chans, 128, 3, padding=1))
         self.stem = nn.Sequential(conv, nn.ReLU(), BatchNorm(128))
         self.cells = nn.ModuleList([Cell(128, 4), Cell(TYPES * 4, 8), Cell(TYPES * 8, 8)])
         self.last = RoutedCell(TYPES * 8, 8, iterations, joint)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import SelfAttentionRouting, exponential_squash
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, check_img_size
+from mspcaps.models.layers import BatchNorm, check_img_size, start_like_keras
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
@@ -47,9 +47,7 @@ class EfficientCapsNet(CapsuleModel):
             layers += [conv, nn.ReLU(), BatchNorm(width)]
             chans = width
         self.stem = nn.Sequential(*layers)
-        self.primary = nn.Conv2d(chans, chans, (rows, columns), groups=chans)  # depthwise
-        nn.init.xavier_uniform_(self.primary.weight)
-        nn.init.zeros_(self.primary.bias)  # type: ignore[arg-type]
+        self.primary = start_like_keras(nn.Conv2d(chans, chans, (rows, columns), groups=chans))  # depthwise
         self.num_features = chans
         self.routing = self.init_votes(SelfAttentionRouting(chans // D_IN, D_IN, task.num_classes, self.d_out))
         self.decoder = self.new_decoder(task.num_classes) if decoder else None

@@ -109,6 +109,13 @@ class ConvBN(nn.Module):
         return self.bn(self.conv(x))
 
 
+def start_like_keras(conv: nn.Conv2d) -> nn.Conv2d:
+    """With weights from Glorot's uniform distribution and biases of zero."""
+    nn.init.xavier_uniform_(conv.weight)
+    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+    return conv
+
+
 def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
     """A block of a backbone; with checkpointing nothing inside it is kept for the backward pass."""
     if not (checkpointing and block.training):

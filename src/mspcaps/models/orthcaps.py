@@ -10,8 +10,8 @@ Our reading: all else, chosen to match the printed 105.5K (MNIST) and 574K. Widt
 BatchNorm after every convolution; a capsule is pruned at its own place, if a longer one anywhere in the image points
 the same way; in D a head for every output capsule; a depthwise kernel over the whole last map (S) or its mean (D)
 before the vote for the classes; that vote, by self-attention with entmax; dropout before it; He's deviation for the
-vote matrices of a class, all of which it sees; biases of capsule layers that start from a normal distribution. The
-paper counts parameters after pruning, which a mask for each image cannot explain.
+vote matrices of a class, all of which it sees; biases of capsule layers that start from a normal distribution, those of
+the primary capsules excepted. The paper counts parameters after pruning, which a mask for each image cannot explain.
 Differs from it: LayerNorm before each routing of D, for training; images are normalised inside the model.
 `orthcaps_s` has the two capsule layers unless its images have one channel: these are the paper's models for CIFAR-10
 and MNIST.
@@ -124,9 +124,7 @@ def prune(x: Tensor, theta: float = THETA) -> Tensor:
 class OrthCaps(CapsuleModel):
     """Four convolutions -> primary capsules -> pruning -> capsule layers -> flat capsules -> votes for the classes."""
 
-    def __init__(
-        self, task: Task, primary: nn.Module, layers: Iterable[nn.Module], flat: nn.Module, types: int
-    ) -> None:
+    def __init__(self, task: Task, primary: ConvCaps, layers: Iterable[nn.Module], flat: nn.Module, types: int) -> None:
         super().__init__(task)
         stem: list[nn.Module] = []
         chans = task.in_chans
@@ -136,6 +134,7 @@ class OrthCaps(CapsuleModel):
             chans = width
         self.stem = nn.Sequential(*stem)
         self.primary, self.layers, self.flat = primary, nn.ModuleList(layers), flat
+        nn.init.zeros_(primary.bn.bias)  # a direction that all places share would make pruning leave few of them
         self.num_features = types * D
         self.dropout = Dropout(0.25)
         self.routing = SparseAttentionRouting(types, D, task.num_classes, D)

@@ -10,14 +10,13 @@ that may be zero.
 The formula of entmax printed in the paper has one more factor; this is the usual one (Peters et al. 2019).
 """
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
-from mspcaps.capsules.squash import at_least_fp32, squash
+from mspcaps.capsules.squash import at_least_fp32, squash, without_autocast
 from mspcaps.capsules.votes import cast_votes
 
 STEPS = 8  # of Newton's method: enough for a thousand outputs, with neither a sort nor a wait for the GPU
@@ -67,9 +66,7 @@ def householder(b: Tensor) -> Tensor:
     b = at_least_fp32(b)
     b = b / b.norm(dim=-1, keepdim=True)
     product = torch.eye(b.shape[-1], device=b.device, dtype=b.dtype) - 2 * b.unsqueeze(-1) * b.unsqueeze(-2)
-    # The meta device knows no autocast; torch.amp.is_autocast_available would say so, but torch.compile refuses it.
-    on_meta = b.device.type == "meta"
-    with contextlib.nullcontext() if on_meta else torch.autocast(b.device.type, enabled=False):
+    with without_autocast(b):
         while (count := product.shape[-3]) > 1:  # neighbours by pairs: [..., i, d, d] -> [..., i / 2, d, d]
             pairs = product[..., : count - 1 : 2, :, :] @ product[..., 1::2, :, :]
             product = torch.cat((pairs, product[..., count - 1 :, :, :]), -3) if count % 2 else pairs

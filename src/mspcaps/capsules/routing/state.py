@@ -18,7 +18,7 @@ class RoutingBlock(nn.Module):
         self.arguments = arguments
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        return ", ".join(f"{name}={value}" for name, value in self.arguments.items() if value is not False)
 
     def with_outputs(self, n_out: int) -> Self:
         """A new block like this one, for another number of output capsules."""
