@@ -254,7 +254,9 @@ def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
         trained = (f"{baselines.gpu_seconds(row):,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
         cells = speed_cells(speed) if speed else (NONE,) * 4
         shown.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
-    return markdown_table(heads, shown, range(1, len(heads)))
+    known = [i for i in range(len(heads)) if any(line[i] != NONE for line in shown)]  # a column of dashes says nothing
+    cut = [[line[i] for i in known] for line in (heads, *shown)]
+    return markdown_table(cut[0], cut[1:], range(1, len(known)))
 
 
 def speed_cells(family: Mapping[str, Any]) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def test_train_and_eval_write_a_page(name, say, place):
     assert "1 .txt" in html and html.count('class="chart"') == 4 and f"mspcaps predict runs/pictures/{name}" in html
     assert str(page) in say(*line).out, "of a run that is done"
     weights = page.parent / "last.safetensors"
-    place = Path("runs", "eval", "mine-seed0", "pictures-test.html").resolve()
+    place = Path("runs", "eval", f"{name}-mine-seed0", "pictures-test.html").resolve()
     assert str(place) in say("eval", weights).out and place.is_file()
 
 

@@ -79,9 +79,9 @@ def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rank", "told"), [(0, [("loss", 2), ("lr", 2), ("accuracy", 2)]), (1, [])])
-def test_the_main_process_writes_what_this_sitting_adds(rank: int, told: list[tuple[str, int]]) -> None:
+def test_the_main_process_writes_what_this_sitting_adds(rank: int, told: list[tuple[str, int]], tmp_path: Path) -> None:
     written: list[tuple[str, int]] = []
-    board = TensorBoard(Path("nowhere"))
+    board = TensorBoard(tmp_path)
     board.make = lambda folder: SimpleNamespace(  # type: ignore[assignment,misc]
         add_scalar=lambda name, value, epoch: written.append((name, epoch)), close=lambda: None
     )

@@ -109,7 +109,7 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
         elif not name.endswith(".position"):
             assert torch.equal(new[name], old[name]), name
     line, about, *_ = said  # whatever it says of the epochs comes later
-    assert "classes, 3 x " in about and "parameters; 1 epochs in batches of 8 on" in about
+    assert "classes, 3 x " in about and "in batches of 8 on" in about
     assert line.startswith(f"starts from {other}: ") and "patchify.0.position" in line
     assert line.endswith("new: routing.0.w2 (other grid), routing.1.w2 (other classes)")
     entry = json.loads(next((tmp_path / "r").rglob("test-seed0.json")).read_text())

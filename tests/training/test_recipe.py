@@ -235,6 +235,14 @@ def test_names_stay_short_and_say_whose_data_it_is() -> None:
     assert Recipe(data="a/pics.npz").dataset == "pics"
 
 
+def test_a_link_to_a_folder_keeps_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos-2024").mkdir()
+    (tmp_path / "pictures").symlink_to("photos-2024")
+    monkeypatch.chdir(tmp_path)
+    assert Recipe(data="pictures").dataset == "pictures"
+    assert Recipe(data=".").dataset == tmp_path.name
+
+
 @pytest.mark.parametrize("name", ["meta", "gpu"])
 def test_devices_that_are_not_known(name: str) -> None:
     with pytest.raises(MspcapsError, match=f"there is no device '{name}': use cpu, cuda or mps"):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import os
 import reprlib
 import tomllib
 import typing
@@ -155,7 +156,7 @@ class Recipe:
         """The data set's name in paths and tables."""
         if self.data in CATALOG:
             return self.data
-        path = Path(self.data).expanduser().resolve()
+        path = Path(os.path.abspath(Path(self.data).expanduser()))  # a link keeps the name that the command gave
         name = path.stem if path.suffix.lower() == ".npz" else path.name
         return f"own-{name}" if name in CATALOG else name  # a folder that is called like a published set is not it
 
