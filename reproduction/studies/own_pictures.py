@@ -70,10 +70,11 @@ def choice(folder: Path = PACKED) -> list[Recipe]:
     return recipes
 
 
-def measured(seeds: int, folder: Path = PACKED) -> list[Recipe]:
+def measured(seeds: int, img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
     """The recipe as it is, on the test pictures; seed by seed, so that what is there is comparable if time runs out."""
+    size = {"img_size": img_size} if img_size else {}
     return [
-        base_recipe(folder / f"{name}.npz", model, **({"init": init} if init else {})).replace(seed=seed)
+        base_recipe(folder / f"{name}.npz", model, **size, **({"init": init} if init else {})).replace(seed=seed)
         for seed in range(seeds)
         for name in SETS
         for model, init in COMPARED
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("what", choices=("pack", "choose", "measure"))
     parser.add_argument("sets", nargs="?", type=Path, help="for pack: the folder of tools.picture_sets")
     parser.add_argument("--seeds", type=int, default=3, help="for measure")
+    parser.add_argument("--img-size", type=int, help="for measure; default: as `mspcaps train` takes the pictures")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--device")
     parser.add_argument("--only", choices=SETS, help="one set alone")
@@ -94,7 +96,7 @@ def main() -> None:
             parser.error("name the folder of tools.picture_sets")
         pack(given.sets)
         return
-    recipes = choice() if given.what == "choose" else measured(given.seeds)
+    recipes = choice() if given.what == "choose" else measured(given.seeds, given.img_size)
     wanted = [recipe for recipe in recipes if given.only in (None, recipe.dataset)]
     found = run_sweep(wanted, choose_device(given.device), given.seconds, RUNS, RESULTS)
     print(Counter(one.state for one in found))
