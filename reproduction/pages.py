@@ -138,7 +138,9 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "t_rows": t_rows(report), "seeds": seeds_of(report.compared), "verdicts": verdicts(before, compared),
         "repeats": claims.repeat_differences(report.compared),
         "later": claims.later_seeds(report.compared),
-        "benchmarks": [(result, *bench_tables.result_tables(result)) for result in benchmarks],
+        "benchmarks": [  # what pixels cost is told by docs/lacaps.md
+            (result, *bench_tables.result_tables(result)) for result in benchmarks if result["what"] != "pixels"
+        ],
         "fastest": fastest(benchmarks), **scale_values(fastest(benchmarks)),
         "robustness": robustness.values_of(results), "own_pictures": picture_values(results),
         "lacaps": lacaps_values(report, baselines),
