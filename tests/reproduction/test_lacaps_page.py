@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from ledger_makers import enter, enter_seeds, entry
 from reproduction.baselines import Baselines
 from reproduction.lacaps import lacaps_values
 from reproduction.pages import read_benchmarks, render
 from reproduction.tables import read_report
-from tests.ledger_makers import enter, enter_seeds, entry
 
 
 def values_of(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mspcaps.evaluation import evaluate
 from mspcaps.files import sha256_of
 from mspcaps.models import create_model, load_model, save_weights
 from mspcaps.models import shipped as weights
-from mspcaps.training import Recipe, ledger, train
+from mspcaps.training import Recipe, ledger, load_recipe, train
 from mspcaps.training.recipe import Adversary
 from tools import ship
 
@@ -184,3 +184,20 @@ def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
     assert "80.00 %" in told["idp_capsnet"] and "1.00 points" in told["orthcaps_d"]
     assert "MB" in told["capsnet"] and told["da_capsnet"] == "not trained yet"
     assert "last.safetensors" in told["orthcaps_s"] and len(told) == 14
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("paper/cifar10/mspcaps_t", "mspcaps_t.cifar10"),
+        ("paper/cifar10/capsnet", "capsnet.cifar10"),
+        ("own/cifar10/mspcaps_t", "mspcaps_t.cifar10-own"),
+        ("fast/cifar10/mspcaps_t", "mspcaps_t.cifar10-fast"),
+        ("robust/cifar10/mspcaps_t", "mspcaps_t.cifar10-linf8"),
+        ("own/cifar10/lacaps_l", "lacaps_l.cifar10"),
+        ("fast/cifar10/lacaps_t", "lacaps_t.cifar10-fast"),
+    ],
+)
+def test_weights_of_every_kind_of_recipe_have_names_of_their_own(recipe: str, name: str) -> None:
+    made = load_recipe(recipe)
+    assert weights.shipped_name(made.model, made.dataset, made.to_dict()) == name
