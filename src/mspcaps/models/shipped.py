@@ -55,7 +55,7 @@ class Card:
 def shipped_name(model: str, dataset: str, recipe: dict[str, Any]) -> str:
     """mspcaps_t.cifar10; -own or -fast if the recipe is one of ours in place of the paper's, which LaCaps does not have;
     -linf8 if an adversary could change every pixel by 8/255."""
-    adversary, kind = recipe.get("adversary"), recipe["name"].partition("+")[0]
+    adversary, kind = recipe.get("adversary"), recipe.get("name", "").partition("+")[0]
     if adversary:
         return f"{model}.{dataset}-linf{adversary['eps']:g}"
     ours = kind == "fast" or (kind == "own" and not model.startswith("lacaps"))
