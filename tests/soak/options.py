@@ -111,7 +111,7 @@ COMMANDS = {
     f"{TRAIN} --init mspcaps_t.cifra10": "cifra10.*cifar10",
     f"{TRAIN} --init ./pictures": "pictures is a folder",
     f"{TRAIN} --out /dev/null/x": "/dev/null/x",
-    "train pictures": "data get|pictures|does not exist",
+    "train pictures": "batch of 128",  # of the recipe of that name, for a folder of that name
     "eval": "weights",
     "eval model.safetensors --split tset": "tset.*test",
     "eval model.safetensors --data pictures --split val": "val",

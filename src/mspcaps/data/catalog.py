@@ -123,5 +123,7 @@ def facts(name: str) -> Facts:
     """The facts of a data set of the catalog."""
     if name in CATALOG:
         return CATALOG[name]
+    if Path(name).is_symlink():
+        raise MspcapsError(f"{name} is a link that leads nowhere, or in a loop")
     hint = nearest(name.lower().replace("-", ""), CATALOG, f"the data sets are {', '.join(CATALOG)}.")
     raise MspcapsError(f"there is no data set, folder or .npz file {name!r}: {hint}")
