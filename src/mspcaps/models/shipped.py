@@ -53,7 +53,7 @@ class Card:
 
 
 def shipped_name(model: str, dataset: str, recipe: dict[str, Any]) -> str:
-    """mspcaps_t.cifar10; -own or -fast if the recipe is one of ours and not the paper's, which LaCaps does not have; -linf8
+    """mspcaps_t.cifar10; -own or -fast by a recipe of ours in place of the paper's, which LaCaps does not have; -linf8
     if an adversary could change every pixel by 8/255."""
     adversary, kind = recipe.get("adversary"), recipe.get("name", "").partition("+")[0]
     if adversary:
