@@ -44,14 +44,14 @@ def lacaps_values(report: Report, baselines: Baselines) -> dict[str, Any]:
         "networks": network_table(groups, baselines),
         "missing": [name for name, group in groups.items() if group is None],
         "trials": trial_table(report), "pixels": pixel_table(pixels), "pixel_chart": pixel_chart(pixels),
-        "pixel_devices": sorted({result["environment"]["device"] for result in pixels}),
+        "busy": [result["model"] for result in pixels if result["environment"]["busy"]],
     }  # fmt: skip
 
 
 def network_table(groups: Mapping[str, Group | None], baselines: Baselines) -> str:
     heads = (
         "network", "last epoch", "best epoch", "parameters", "MMAC", "ms per step", "training", "lowest entropy",
-        "lost without the finest scale",
+        "lost with another finest scale",
     )  # fmt: skip
     rows = []
     for name, group in groups.items():

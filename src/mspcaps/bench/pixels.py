@@ -1,6 +1,6 @@
 """`mspcaps bench pixels`: what a training step costs per pixel as images grow, beside the smallest size in one run.
 
-Every step has about as many pixels, so that what is compared differs in the size of the images alone.
+Every step has about the same number of pixels, so that only the size of the images differs.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def bench_pixels(
     quick: bool = False,
     log: Log = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure; `batch_size` is that of the largest images, of which smaller ones have as many pixels."""
+    """Measure; `batch_size` is that of the largest images, and of smaller ones a step has as many pixels."""
     device, batch = device or torch.device("cpu"), BATCH if batch_size is None else batch_size
     check_batch(batch, training=True)
     sizes = (32, 48) if quick else SIZES

@@ -238,8 +238,8 @@ def pixel_tables(result: dict[str, Any]) -> list[Table]:
 def pixel_notes(result: dict[str, Any]) -> list[str]:
     environment = result["environment"]
     return [
-        f"Training steps of {result['model']}, each with about as many pixels. Device: {environment['device']}; torch "
-        f"{environment['software']['torch']}.",
+        f"Training steps of {result['model']}, each with about the same number of pixels. Device: "
+        f"{environment['device']}; torch {environment['software']['torch']}.",
         *[f"Without {side} pixels: {why}" for side, why in result["refused"].items()],
         *busy_note(environment),
     ]

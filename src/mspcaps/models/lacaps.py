@@ -223,7 +223,7 @@ class AverageHead(LinearClassifier):
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w] of every scale that the head sees, the coarsest being map.2."""
-        return {f"map.{i}": f for i, f in enumerate(self.backbone(self.normalize(x)), 3 - self.scales)}
+        return numbered("map", self.backbone(self.normalize(x)), 3 - self.scales)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.ndim < 2}
@@ -267,9 +267,7 @@ def lacaps_t(task: Task, *, deep: bool = False, kernel: int = 5, patch: int = 4,
 
 @register_model
 def lacaps_t_average(task: Task, *, deep: bool = False, kernel: int = 5) -> AverageHead:
-    model = AverageHead(task, replace(DEEP if deep else TINY, kernel=kernel))
-    model.backbone.norms[:-1].requires_grad_(False)  # of maps that its loss does not see: no gradient reaches them
-    return model
+    return AverageHead(task, replace(DEEP if deep else TINY, kernel=kernel))
 
 
 @register_model
