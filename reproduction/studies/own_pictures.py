@@ -57,15 +57,17 @@ def base_recipe(file: Path, model: str = "mspcaps_t", **changes: object) -> Reci
     return own.replace(batch_size=fitting_batch(images), **changes)
 
 
-def choice(folder: Path = PACKED) -> list[Recipe]:
-    """Every setting on held-out training pictures of every set, one seed each."""
+def choice(img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
+    """Every setting on held-out training pictures of every set, one seed each; setting by setting, so that what is
+    there is comparable if time runs out."""
     recipes = []
-    for name in SETS:
-        file = folder / f"{name}.npz"
-        train = load_dataset(file, "train")
-        crop = max(MIN_SIDE, *train.size) // 8
-        for epochs, lr, flip in itertools.product(*SETTINGS.values()):
+    for epochs, lr, flip in itertools.product(*SETTINGS.values()):
+        for name in SETS:
+            file = folder / f"{name}.npz"
+            train = load_dataset(file, "train")
+            crop = (img_size or max(MIN_SIDE, *train.size)) // 8
             changes: dict[str, Any] = {"epochs": epochs, "lr": lr, "augment": Augmentation(crop=crop, flip=bool(flip))}
+            changes |= {"img_size": img_size} if img_size else {}
             recipes.append(base_recipe(file, **changes, held_out=len(train.labels) // HELD_OUT))
     return recipes
 
@@ -86,7 +88,7 @@ def main() -> None:
     parser.add_argument("what", choices=("pack", "choose", "measure"))
     parser.add_argument("sets", nargs="?", type=Path, help="for pack: the folder of tools.picture_sets")
     parser.add_argument("--seeds", type=int, default=3, help="for measure")
-    parser.add_argument("--img-size", type=int, help="for measure; default: as `mspcaps train` takes the pictures")
+    parser.add_argument("--img-size", type=int, help="default: as `mspcaps train` takes the pictures")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--device")
     parser.add_argument("--only", choices=SETS, help="one set alone")
@@ -96,7 +98,7 @@ def main() -> None:
             parser.error("name the folder of tools.picture_sets")
         pack(given.sets)
         return
-    recipes = choice() if given.what == "choose" else measured(given.seeds, given.img_size)
+    recipes = choice(given.img_size) if given.what == "choose" else measured(given.seeds, given.img_size)
     wanted = [recipe for recipe in recipes if given.only in (None, recipe.dataset)]
     found = run_sweep(wanted, choose_device(given.device), given.seconds, RUNS, RESULTS)
     print(Counter(one.state for one in found))
