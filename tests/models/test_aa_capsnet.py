@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gradient_checks import assert_same_gradients
 from torch.nn import functional as F
 
 from mspcaps import create_model, load_recipe
@@ -19,11 +20,8 @@ def test_equals_loops_over_places() -> None:
     x, y = torch.rand(2, 1, 20, 21, dtype=torch.float64), torch.tensor([2, 0])
     f = F.conv2d((x - 0.5) / 0.5, model.stem[0].weight, model.stem[0].bias).clamp(min=0)
     g = F.conv2d(f, model.primary.weight, model.primary.bias, stride=2)  # [b, 256, 2, 3]
-    u = torch.empty_like(g)
-    for t in range(32):
-        s = g[:, 8 * t : 8 * t + 8]
-        norm = s.norm(dim=1, keepdim=True)
-        u[:, 8 * t : 8 * t + 8] = s * norm / (1 + norm**2)
+    types = [g[:, 8 * t : 8 * t + 8] for t in range(32)]
+    u = torch.cat([s * s.norm(dim=1, keepdim=True) / (1 + s.square().sum(1, keepdim=True)) for s in types], 1)
     places = [(r, c) for r in range(2) for c in range(3)]
 
     def at(conv: torch.nn.Conv2d, place: tuple[int, int]) -> torch.Tensor:
@@ -35,11 +33,11 @@ def test_equals_loops_over_places() -> None:
         share = agreements.softmax(0)
         shares.append(share)
         for i, n in enumerate(places):
-            z[:, :, m[0], m[1]] += 0.7 * share[i][:, None] * at(attention.value, n)
+            z[:, :, m[0], m[1]] += attention.gamma * share[i][:, None] * at(attention.value, n)
     hidden = (z.flatten(1) @ model.hidden.weight.T + model.hidden.bias).clamp(min=0)
     expected = 1 / (1 + (-(hidden @ model.head.weight.T + model.head.bias)).exp())
     torch.testing.assert_close(model(x), expected)
-    torch.testing.assert_close(model.training_loss(x, y, model.criterion), margin_loss(expected, y))
+    assert_same_gradients(model, x, y, margin_loss(expected, y))
     torch.testing.assert_close(attention.couplings(u), torch.stack(shares).permute(2, 0, 1))  # [b, m, n]
     assert model.routing_state(x) == [], "nothing is routed to the classes"
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gradient_checks import assert_same_gradients
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,7 +48,8 @@ def cast(u: Tensor, weight: Tensor, bias: Tensor, n_out: int, stride: int, paddi
     return torch.stack(votes).unflatten(2, (n_out, -1))
 
 
-def test_equals_loops_over_channels() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_loops_over_channels(training: bool) -> None:
     torch.manual_seed(0)
     model = create_model("ar_capsnet", num_classes=3, in_chans=1, img_size=(7, 10), layers=3, dim=4, decoder=True)
     for module in model.modules():
@@ -57,13 +59,14 @@ def test_equals_loops_over_channels() -> None:
     for name, parameter in model.named_parameters():
         if name.startswith(("layers", "routing", "affine")):
             nn.init.normal_(parameter, std=0.3)
-    model.double().eval()
+    model.double().train(training)
     x, y = torch.rand(2, 1, 7, 10, dtype=torch.float64), torch.tensor([2, 0])
     f = (x - 0.5) / 0.5
     for i in (0, 3):
         conv, norm = model.stem[i], model.stem[i + 1]
         f = F.conv2d(f, conv.weight, conv.bias, padding=1)
-        f = F.batch_norm(f, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps).clamp(min=0)
+        statistics = (None, None) if training else (norm.running_mean, norm.running_var)
+        f = F.batch_norm(f, *statistics, norm.weight, norm.bias, training, eps=norm.eps).clamp(min=0)
     f = F.conv2d(f, model.primary[0].weight, model.primary[0].bias, stride=2, padding=1).clamp(min=0)
     channels = [f[:, 16 * n : 16 * n + 16] for n in range(8)]
     w, b = model.affine.weight, model.affine.bias
@@ -72,17 +75,19 @@ def test_equals_loops_over_channels() -> None:
     torch.testing.assert_close(model.forward_features(x), u)
     for i, layer in enumerate(model.layers):
         transform = layer.routing.transform
-        s = route(layer.routing, cast(u, transform.weight, transform.bias, 8, stride=1 if i else 2, padding=1))
+        dropped = u * layer.dropout(torch.ones_like(u))
+        s = route(layer.routing, cast(dropped, transform.weight, transform.bias, 8, stride=1 if i else 2, padding=1))
         u = (s + u if i else s).tanh()
     assert u.shape == (2, 8, 4, 2, 3)
     kernel = model.routing.w.unflatten(1, (4, 2, 3)).permute(0, 4, 5, 1, 2, 3).flatten(0, 2)  # the whole map
-    last = route(model.routing, cast(u, kernel, model.routing.bias.flatten(), 3, stride=1, padding=0)).tanh()
+    dropped = u * model.dropout(torch.ones_like(u))
+    last = route(model.routing, cast(dropped, kernel, model.routing.bias.flatten(), 3, stride=1, padding=0)).tanh()
     v = last[..., 0, 0]  # [b, j, e]
     torch.testing.assert_close(model(x), v.norm(dim=-1) / 2)  # the root of 4
     drawn = [model.decoder(torch.cat([v[b, j] * (j == y[b]) for j in range(3)])).view(1, 7, 10) for b in range(2)]
     error = sum(((image - x[b]) ** 2).mean() for b, image in enumerate(drawn)) / 2
     expected = margin_loss(v.norm(dim=-1) / 2, y) + 0.3 * error
-    torch.testing.assert_close(model.training_loss(x, y, model.criterion).double(), expected, rtol=1e-6, atol=1e-6)
+    assert_same_gradients(model, x, y, expected)
 
 
 def test_couplings_sum_to_one_over_the_channels_at_every_place() -> None:

@@ -1,6 +1,8 @@
 """RS-CapsNet: every layer against a plain reference."""
 
+import pytest
 import torch
+from gradient_checks import assert_same_gradients
 from torch.nn import functional as F
 
 from mspcaps import create_model, load_recipe
@@ -17,8 +19,10 @@ def test_parameters_of_each_stage() -> None:
 
 
 def norm(bn, x):
-    scale = bn.weight / (bn.running_var + bn.eps).sqrt()
-    return (x - bn.running_mean[:, None, None]) * scale[:, None, None] + bn.bias[:, None, None]
+    mean, var = bn.running_mean, bn.running_var
+    if bn.training:
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    return (x - mean[:, None, None]) * (bn.weight / (var + bn.eps).sqrt())[:, None, None] + bn.bias[:, None, None]
 
 
 def squashed(s):
@@ -53,14 +57,15 @@ def block_reference(block, x, stride):
     return (g * gate[:, :, None, None] + shortcut).clamp(min=0)
 
 
-def test_equals_loops_over_capsules() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_loops_over_capsules(training: bool) -> None:
     torch.manual_seed(0)
     model = create_model("rs_capsnet", num_classes=3, in_chans=1, img_size=(7, 9), decoder=True)
     for module in model.modules():
         if isinstance(module, BatchNorm):
             torch.nn.init.normal_(module.running_mean, std=0.2)
             torch.nn.init.uniform_(module.running_var, 0.5, 2)
-    model.double().eval()
+    model.double().train(training)
     x, y = torch.rand(2, 1, 7, 9, dtype=torch.float64), torch.tensor([2, 0])
     f = F.conv2d((x - 0.5) / 0.5, model.stem[0].conv.weight, padding=1)
     f = norm(model.stem[0].bn, f).clamp(min=0)
@@ -84,7 +89,7 @@ def test_equals_loops_over_capsules() -> None:
     drawn = [model.decoder(torch.cat([v[b, j] * (j == y[b]) for j in range(3)])).view(1, 7, 9) for b in range(2)]
     error = sum(((image - x[b]) ** 2).sum() for b, image in enumerate(drawn)) / 2
     expected = margin_loss(v.norm(dim=-1), y) + 0.0005 * error
-    torch.testing.assert_close(model.training_loss(x, y, model.criterion).double(), expected, rtol=1e-6, atol=1e-6)
+    assert_same_gradients(model, x, y, expected)
     (state,) = model.routing_state(x)
     assert (state.name, state.axis) == ("routing", 2)
     torch.testing.assert_close(state.couplings, couplings)

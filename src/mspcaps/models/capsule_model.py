@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState, States, length, margin_loss
 from mspcaps.capsules.losses import soft_targets
+from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import run_block
 from mspcaps.models.model import Criterion, Model, Task, numbered
@@ -107,7 +108,7 @@ class CapsuleModel(Model):
         if self.decoder is None:
             return super().training_loss(x, y, criterion)
         v = self.forward_capsules(x)
-        error = (self.reconstruct(v, y).float() - x).square().flatten(1).sum(1)  # [b]
+        error = (at_least_fp32(self.reconstruct(v, y)) - x).square().flatten(1).sum(1)  # [b]
         return criterion(length(v), y) + self.reconstruction * error.mean()
 
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
