@@ -10,7 +10,7 @@ Grid = tuple[int, int]  # rows and columns of capsules
 
 
 class OnGrid(NamedTuple):
-    """Where the rows of a tensor belong: on this grid, row-major, and on another one they can be interpolated."""
+    """Says that the rows of a tensor lie on this grid, row-major, and can be interpolated to another grid."""
 
     rows: int
     columns: int
@@ -29,7 +29,7 @@ class PatchifyCaps(nn.Module):
         self.position = nn.Parameter(torch.empty(grid[0] * grid[1], caps_dim)) if position else None
         self.norm = nn.LayerNorm(caps_dim)
         if self.position is not None:
-            nn.init.normal_(self.position)  # the paper is silent; docs/results.md has what was tried on held-out images
+            nn.init.normal_(self.position)  # not in the paper; docs/results.md has what was tried on held-out images
 
     def extra_repr(self) -> str:
         return f"grid={self.grid}, patch={self.patch}"

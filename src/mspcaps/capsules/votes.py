@@ -1,4 +1,4 @@
-"""Votes: what every input capsule predicts for every output capsule, through a matrix for each pair of them."""
+"""Votes: what every input capsule predicts for every output capsule, with a matrix for each pair."""
 
 import torch
 from torch import Tensor

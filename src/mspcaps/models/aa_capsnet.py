@@ -1,16 +1,16 @@
-"""AA-CapsNet: CapsNet whose routing is one pass of self-attention over the places of the image.
+"""AA-CapsNet: CapsNet with one pass of self-attention over the positions of the image instead of routing.
 
 Paper: Pucci, Micheloni and Martinel, "Self-Attention Agreement Among Capsules", 2021.
-Known: the abstract, the authors' code of other capsule networks, and the count that others print, 6.6M. The network is
-CapsNet up to the primary capsules; attention then selects regions among their maps of votes, and a classification layer
-follows. There are fewer parameters than in CapsNet, so there is no matrix for each pair of capsules.
-Our reading: this is a reconstruction sized to the published count, not a reproduction. The primary capsules, as 256
-channels, are the votes of their place; queries and keys have 32 channels; what attention adds is scaled by one number
-that starts at zero; the hidden layer of 128 was chosen because it leads to 6.6M. The softmax cancels the bias of the
-keys, which the count includes. Scores are sigmoids of the classifier with the margin loss; `loss="cross_entropy"` takes
-its logits instead.
-Differs from it: nothing else is known. Images are normalised inside the model, as everywhere in this library. It has no
-class capsules and no decoder, and its attention goes from places to places and not to classes: no routing state.
+Known: the abstract, the authors' code for other capsule networks, and the 6.6M parameters that other papers quote. The
+network is CapsNet up to the primary capsules; attention then selects regions among their maps of votes, and a
+classification layer follows. CapsNet has more parameters, so there cannot be a matrix for each pair of capsules.
+Our reading: this is a reconstruction sized to the published count, not a reproduction. The primary capsules of a
+position, as 256 channels, are its votes; queries and keys have 32 channels; the output of attention is scaled by one
+number that starts at zero; the hidden layer has 128 units because that gives 6.6M. The bias of the keys, which the
+count includes, cancels in the softmax. Scores are sigmoids, trained with the margin loss; with `loss="cross_entropy"`
+they are logits.
+Differs from it: nothing else is known. Images are normalised inside the model, as everywhere in this library. There are
+no class capsules and no decoder. Attention runs between positions, not to classes, so there is no routing state.
 Parameters: 6,592,971 for 1 x 28 x 28, 6,634,443 for 3 x 28 x 28, 7,551,947 for 3 x 32 x 32.
 """
 
@@ -21,18 +21,18 @@ from torch.nn import functional as F
 from mspcaps.capsules import margin_loss, squash
 from mspcaps.capsules.squash import at_least_fp32, without_autocast
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import check_img_size, run_block
+from mspcaps.models.capsnet import primary_grid
+from mspcaps.models.layers import run_block
 from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
 
-SMALLEST = 17  # pixels a side that leave one capsule: two kernels of 9 without padding
 LOSSES = ("margin", "cross_entropy")
 
 
-class PlaceAttention(nn.Module):
-    """u + gamma * attention over the places of a map: [b, c, h, w] -> [b, c, h, w]; the identity at first.
+class PositionAttention(nn.Module):
+    """u + gamma * attention over the positions of a map: [b, c, h, w] -> [b, c, h, w]; the identity at first.
 
-    A[m, n] = softmax over n of <query of place m, key of place n>; place m is given sum over n of A[m, n] value[n].
+    A[m, n] = softmax over n of <query[m], key[n]>; position m gets the sum over n of A[m, n] value[n].
     """
 
     def __init__(self, chans: int, d_key: int) -> None:
@@ -55,15 +55,15 @@ class PlaceAttention(nn.Module):
 
 
 class AACapsNet(LinearClassifier):
-    """9x9 convolution -> primary capsules as in CapsNet -> attention over places -> two linear layers -> logits."""
+    """9x9 convolution -> primary capsules as in CapsNet -> attention over positions -> two linear layers -> logits."""
 
     def __init__(self, task: Task, types: int = 32, d_in: int = 8, d_key: int = 32, hidden: int = 128) -> None:
         super().__init__(task)
-        rows, columns = self.grid = grid_of(task.img_size)
+        rows, columns = self.grid = primary_grid(task.img_size)
         self.d_in = d_in
         self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
         self.primary = nn.Conv2d(256, types * d_in, 9, stride=2)
-        self.attention = PlaceAttention(types * d_in, d_key)
+        self.attention = PositionAttention(types * d_in, d_key)
         self.hidden = nn.Linear(types * d_in * rows * columns, hidden)
         self.num_features = hidden
         self.new_classifier(task.num_classes)
@@ -99,19 +99,12 @@ class AACapsNet(LinearClassifier):
 class AACapsNetMargin(AACapsNet):
     """The same network with sigmoids and the margin loss."""
 
-    scores = "lengths"  # as lengths are: in [0, 1], each class by itself
+    scores = "lengths"  # like lengths, they are in [0, 1], each class by itself
     criterion = staticmethod(margin_loss)
 
     def forward_head(self, features: Tensor) -> Tensor:
         """-> class scores [b, num_classes] in [0, 1]."""
         return at_least_fp32(super().forward_head(features)).sigmoid()
-
-
-def grid_of(img_size: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of primary capsules; an image that leaves none is refused."""
-    check_img_size(img_size, SMALLEST)
-    rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
-    return rows, columns
 
 
 @register_model

@@ -1,16 +1,17 @@
 """CapsNet: the first capsule network with dynamic routing.
 
 Paper: Sabour, Frosst and Hinton, "Dynamic Routing Between Capsules", 2017.
-Known: all layers, the routing, the margin loss, the decoder, and both of the paper's counts for MNIST.
-Our reading: vote matrices start from a normal distribution of deviation 0.1, as in the authors' code. That code also
-adds a bias to the class capsules, which neither the paper nor its counts have, nor have we.
-Differs from it: images are normalised inside the model, as everywhere in this library.
+Known: all layers, the routing, the margin loss, the decoder, and both parameter counts that the paper gives for MNIST.
+Our reading: vote matrices start from a normal distribution with a standard deviation of 0.1, as in the authors' code,
+which truncates it. That code also adds a bias to the class capsules; the paper and its counts have none, nor do we.
+Differs from it: images are normalised inside the model, as everywhere in this library. Convolutions start as PyTorch
+initialises them: with the larger weights of the authors' code almost all primary capsules start at length one.
 Parameters: 6,804,224 for 1 x 28 x 28 (8,215,568 with decoder), 7,992,576 for 3 x 32 x 32 (11,749,120).
 
-`capsnet_cifar` is a member of the ensemble of seven with which the authors classified CIFAR-10, as in their code:
-padded convolutions, twice as many types of capsules, a bias of the class capsules, and leaky routing: votes may go to
-none of the classes. It sees the central 24 x 24 pixels, so that shifting an image by up to four pixels makes their
-random crops, and standardises them image by image, after the usual normalisation and not in its place.
+`capsnet_cifar` is one of the seven networks that the authors combined for CIFAR-10, as in their code: padded
+convolutions, twice as many capsule types, a bias added to the class capsules, and leaky routing, in which a vote may go
+to none of the classes. It sees only the central 24 x 24 pixels, so a shift by up to four pixels has the effect of their
+random crop. Each window is standardised on its own, in addition to the usual normalisation.
 Parameters: 22,476,448 for 3 x 32 x 32, and for any larger image.
 """
 
@@ -23,8 +24,8 @@ from mspcaps.models.layers import check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
-D_IN = 8  # of a primary capsule
-SMALLEST = 17  # pixels a side that leave one capsule: two kernels of 9 without padding
+D_IN = 8  # dimension of a primary capsule
+SMALLEST = 17  # pixels a side: two 9x9 kernels without padding then leave one capsule
 WINDOW = 24  # pixels a side that capsnet_cifar sees
 
 
@@ -47,13 +48,10 @@ class CapsNet(CapsuleModel):
         self.decoder = self.new_decoder(task.num_classes) if decoder else None
 
     def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of primary capsules; an image that leaves none is refused."""
-        check_img_size(img_size, SMALLEST)
-        rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
-        return rows, columns
+        return primary_grid(img_size)
 
     def make_capsules(self, maps: list[Tensor]) -> Tensor:
-        """-> primary capsules [b, n, d], n counts positions within types."""
+        """-> primary capsules [b, n, d], ordered by type, then by position."""
         u = self.primary(maps[0]).unflatten(1, (-1, D_IN)).movedim(2, -1)  # [b, types, h, w, d]
         return squash(u.flatten(1, 3))
 
@@ -65,7 +63,7 @@ class CapsNet(CapsuleModel):
 
 
 class CapsNetCIFAR(CapsNet):
-    """The same with padding and leaky routing, for the middle of the image."""
+    """The same with padding and leaky routing, on the centre of the image."""
 
     padding = 4
     leaky = True
@@ -76,18 +74,25 @@ class CapsNetCIFAR(CapsNet):
         return rows, columns
 
     def tensor_places(self) -> dict[str, tuple[int, int]]:
-        return {"routing.w": self.grid(self.img_size)}  # of the window, whatever is around it
+        return {"routing.w": self.grid(self.img_size)}  # the grid of the window, whatever the image size
 
     def forward_maps(self, x: Tensor) -> list[Tensor]:
         """-> feature map [b, 256, h, w] of the window."""
         top, left = (max(0, side - WINDOW) // 2 for side in self.img_size)
-        seen = self.normalize(x)[..., top : top + WINDOW, left : left + WINDOW]
-        return [run_block(self.stem, standardize(seen), self.grad_checkpointing)]
+        window = self.normalize(x)[..., top : top + WINDOW, left : left + WINDOW]
+        return [run_block(self.stem, standardize(window), self.grad_checkpointing)]
+
+
+def primary_grid(img_size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of primary capsules; refuses an image that leaves none."""
+    check_img_size(img_size, SMALLEST)
+    rows, columns = ((side - SMALLEST) // 2 + 1 for side in img_size)
+    return rows, columns
 
 
 def standardize(x: Tensor) -> Tensor:
-    """[b, c, h, w]: every image less its mean, divided by its deviation, which counts as no less than that of one
-    pixel that differs by one from all others."""
+    """[b, c, h, w]: subtracts the mean of each image and divides by its standard deviation, or by 1 / sqrt(c h w) if
+    that is larger, as TensorFlow does."""
     x = at_least_fp32(x)
     mean = x.mean((1, 2, 3), keepdim=True)
     variance = (x - mean).square().mean((1, 2, 3), keepdim=True)  # [b, 1, 1, 1]

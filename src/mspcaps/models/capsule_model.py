@@ -1,4 +1,4 @@
-"""What networks with class capsules share: scores are lengths, the loss is the margin loss, a decoder if wanted."""
+"""What networks with class capsules share: lengths as scores, the margin loss, and an optional decoder."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from mspcaps.models.model import Criterion, Model, Task, numbered
 
 
 class Decoder(nn.Sequential):
-    """The decoder of CapsNet: class capsules, those of other classes set to zero, flat [b, K d] -> pixels in [0, 1]."""
+    """CapsNet's decoder: flattened class capsules [b, K d], all but one class set to zero -> pixels in [0, 1]."""
 
     def __init__(self, inputs: int, task: Task, hidden: tuple[int, int]) -> None:
         first, second = hidden
@@ -25,18 +25,18 @@ class Decoder(nn.Sequential):
 class CapsuleModel(Model):
     """Images -> feature maps -> capsules -> class capsules, whose lengths are the scores.
 
-    A family implements `make_capsules` and sets `self.stem` and `self.routing`. It implements `forward_maps` if it has
-    more feature maps than that of the stem, and `route_blocks` if there is more to its routing than one block. With a
-    decoder it sets `self.d_out` and `self.decoder`, and what else differs from CapsNet's.
+    A family implements `make_capsules` and sets `self.stem` and `self.routing`. It overrides `forward_maps` if it has
+    more feature maps than the stem's, and `route_blocks` if it has more than one routing block. With a decoder it sets
+    `self.d_out` and `self.decoder`, and `hidden` and `reconstruction` if they differ from CapsNet's.
     """
 
     scores: ClassVar[Literal["lengths", "logits"]] = "lengths"
     stem: nn.Module
     routing: Any
-    scales: tuple[int, ...] = (0,)  # of the feature maps; each is half as fine as the one before
-    d_out: int  # numbers of a class capsule
-    hidden = (512, 1024)  # widths of the decoder
-    reconstruction = 0.0005  # weight of its squared error, summed over the pixels
+    scales: tuple[int, ...] = (0,)  # of the feature maps; each has half the resolution of the one before
+    d_out: int  # dimension of a class capsule
+    hidden = (512, 1024)  # widths of the decoder's hidden layers
+    reconstruction = 0.0005  # weight of its squared error, which is summed over the pixels
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -53,22 +53,22 @@ class CapsuleModel(Model):
 
     @abstractmethod
     def make_capsules(self, maps: list[Tensor]) -> Any:
-        """Feature maps -> the capsules that are routed: a tensor, or a list of them."""
+        """Feature maps -> the capsules to route: a tensor, or a list of them."""
 
     def route_blocks(self, features: Any, states: States | None = None) -> list[Tensor]:
-        """-> what every routing block makes, the class capsules last; what it did is appended to `states` if given."""
+        """-> the output of every routing block, class capsules last; each appends its state to `states` if given."""
         return [self.routing(features, states)]
 
     def route(self, features: Any, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, d]; what every routing block did is appended to `states` if given."""
+        """-> class capsules [b, num_classes, d]; `states` as in `route_blocks`."""
         return self.route_blocks(features, states)[-1]
 
     def forward_features(self, x: Tensor) -> Any:
-        """-> the capsules that are routed."""
+        """-> the capsules to route."""
         return self.make_capsules(self.forward_maps(x))
 
     def forward_capsules(self, x: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, d]; `states` as in `route`."""
+        """-> class capsules [b, num_classes, d]; `states` as in `route_blocks`."""
         return self.route(self.forward_features(x), states)
 
     def forward_head(self, features: Any) -> Tensor:
@@ -76,7 +76,7 @@ class CapsuleModel(Model):
         return length(self.route(features))
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.i [b, c, h, w], the capsules primary.i that are routed and, of every routing block, routed.i."""
+        """-> feature maps map.i [b, c, h, w], the capsules to route primary.i, outputs of routing blocks routed.i."""
         maps = self.forward_maps(x)
         u, finest = self.make_capsules(maps), self.scales[0]
         return numbered("map", maps, finest) | numbered("primary", u, finest) | numbered("routed", self.route_blocks(u))
@@ -98,7 +98,7 @@ class CapsuleModel(Model):
             self.decoder = self.new_decoder(num_classes)
 
     def init_votes(self, routing: Any) -> Any:
-        """A fresh block of class capsules, with the initial weights of the family if the block's own are others."""
+        """Gives a new block of class capsules the initial weights of the family; by default it keeps its own."""
         return routing
 
     def new_decoder(self, num_classes: int) -> nn.Module:
@@ -112,12 +112,12 @@ class CapsuleModel(Model):
         return criterion(length(v), y) + self.reconstruction * error.mean()
 
     def reconstruct(self, v: Tensor, y: Tensor) -> Tensor:
-        """Class capsules [b, K, d] and the classes to draw them as, [b] or soft [b, K] -> images in [0, 1]."""
+        """Class capsules [b, K, d] and the classes to draw, [b] or soft [b, K] -> images in [0, 1]."""
         if self.decoder is None:
             raise MspcapsError("this model has no decoder: create it with decoder=True")
         shown = soft_targets(y, v[..., 0])  # [b, K]
         return self.decoder(self.show(v, shown)).view(-1, self.in_chans, *self.img_size)
 
     def show(self, v: Tensor, shown: Tensor) -> Tensor:
-        """Class capsules [b, K, d] and how much of each is shown [b, K] -> what the decoder takes."""
+        """Class capsules [b, K, d] and the weight of each class [b, K] -> the input of the decoder."""
         return (v * shown.unsqueeze(-1)).flatten(1)

@@ -2,13 +2,14 @@
 
 Paper: Huang and Zhou, "DA-CapsNet: dual attention mechanism capsule network", 2020.
 Known: the convolutions, both attentions, shared vote matrices, dynamic routing, the margin loss and the decoder. Squash
-has the constant 0.5 of the Keras example that the paper says it modifies. The paper prints no count; others print 7M.
-Our reading: three iterations, as in that example. The paper contradicts itself about images of 32 pixels: its figures
-and text end in a map of 128 channels, its Table 3 has one more convolution of 256. The default is what figures and text
-describe. `extra_conv=True` is Table 3, a reconstruction sized to the published count: rows of 128 values, two at every
-position, and an attention as wide as there are rows were kept because they lead to 7.1M with decoder. The weight of the
-reconstruction is that of CapsNet. `accumulate=False` replaces the logits in every iteration, as the Keras example does,
-instead of adding to them, as the paper's equation does. MNIST at 28 pixels has `kernel=2` in the second pair.
+has the constant 0.5 of the Keras example that the paper says it modifies. The paper gives no count; others quote 7M.
+Our reading: three iterations, as in that example. The paper contradicts itself about images of 32 pixels: the last map
+has 128 channels in its figures and text, while its Table 3 adds a convolution with 256. The default follows figures and
+text. `extra_conv=True` is Table 3, a reconstruction sized to the published count: two rows of 128 values at every
+position, and an attention as wide as the number of rows, were chosen because they give 7.1M with decoder. The weight of
+the reconstruction is CapsNet's. `accumulate=False` replaces the logits in every iteration, as the Keras example does,
+instead of adding to them, as the paper's equation does. For MNIST at 28 pixels, `kernel=2` sets the kernel size of the
+second pair of convolutions.
 Differs from it: images are normalised inside the model, as everywhere in this library.
 Parameters: 1,923,864 for 3 x 32 x 32 (5,680,408 with decoder), 3,345,472 with the extra convolution (7,102,016),
 1,799,832 for 1 x 28 x 28 with kernels of 2 (3,211,176).
@@ -23,7 +24,7 @@ from mspcaps.models.layers import check_img_size, run_block, start_like_keras
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
-ROW = 128  # values of a row: what a capsule that votes sees
+ROW = 128  # values of a row, the input capsule of the routing
 
 
 class ChannelAttention(nn.Module):
@@ -46,9 +47,9 @@ class DACapsNet(CapsuleModel):
         self, task: Task, iterations: int, decoder: bool, extra_conv: bool, kernel: int, accumulate: bool
     ) -> None:
         super().__init__(task)
-        shrinks = 2 * (kernel - 1) + 2 * extra_conv  # of the halved map
-        rows, columns = ((side - 4) // 2 - shrinks for side in task.img_size)
-        check_img_size(task.img_size, 4 + 2 * (1 + shrinks))
+        shrinkage = 2 * (kernel - 1) + 2 * extra_conv  # of the pooled map, in pixels: nothing is padded
+        rows, columns = ((side - 4) // 2 - shrinkage for side in task.img_size)
+        check_img_size(task.img_size, 4 + 2 * (1 + shrinkage))
         self.fine = nn.Sequential(nn.Conv2d(task.in_chans, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU())
         coarse = [nn.Conv2d(64, 128, kernel), nn.ReLU(), nn.Conv2d(128, 128, kernel), nn.ReLU()]
         extra = [nn.Conv2d(128, 256, 3), nn.ReLU()] if extra_conv else []
@@ -70,7 +71,7 @@ class DACapsNet(CapsuleModel):
         return [fine, self.attention(run_block(self.coarse, fine, self.grad_checkpointing))]
 
     def make_capsules(self, maps: list[Tensor]) -> Tensor:
-        """The last map [b, c, h, w] -> rows [b, i, 128], those of a position side by side."""
+        """The last map [b, c, h, w] -> rows [b, i, 128], those of a position next to each other."""
         return maps[-1].movedim(1, -1).flatten(1).unflatten(1, (-1, ROW))
 
 

@@ -1,4 +1,4 @@
-"""Layers that more than one family is built from."""
+"""Layers that more than one family uses."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from mspcaps.errors import MspcapsError
 
-LEAST_STD = 1e-3  # of a channel that is the same everywhere
+LEAST_STD = 1e-3  # a constant channel would be divided by zero
 
 
 def check_floating(x: Tensor) -> None:
-    """Refuses bytes, which would be taken for numbers in [0, 1] without a word."""
+    """Refuses bytes, which would otherwise be taken for numbers in [0, 1]."""
     if not isinstance(x, Tensor):
         raise MspcapsError(f"images must be a tensor, not {type(x).__name__}: use torch.from_numpy for arrays")
     if not x.is_floating_point():
@@ -23,7 +23,7 @@ def check_floating(x: Tensor) -> None:
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
-    """Refuses what is not class numbers, one per image; their range on the CPU only, since a GPU would have to wait."""
+    """Refuses anything but one class number per image. Checks their range on the CPU only: a GPU would have to wait."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise MspcapsError(
             f"labels must be class numbers, one per image, not {labels.dtype} of shape {tuple(labels.shape)}"
@@ -36,7 +36,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 
 def check_img_size(img_size: tuple[int, int], smallest: int = 1, why: str = "leaves no capsule") -> None:
-    """Refuses an image that is too small for a network."""
+    """Refuses an image that is too small for the network."""
     if min(img_size) < smallest:
         size, nearest = (" x ".join(map(str, sides)) for sides in (img_size, [max(n, smallest) for n in img_size]))
         raise MspcapsError(f"an image of {size} pixels {why}: the nearest size that works is {nearest}")
@@ -45,7 +45,7 @@ def check_img_size(img_size: tuple[int, int], smallest: int = 1, why: str = "lea
 class Normalize(nn.Module):
     """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units.
 
-    Bytes, and images of other channels or of another size than the one given, if one is, are refused with a sentence.
+    Refuses bytes, a wrong number of channels and, if `img_size` is given, images of another size.
     """
 
     mean: Tensor
@@ -54,7 +54,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], img_size: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.img_size = img_size
-        # float() first: NumPy scalars would become float64 buffers, and the first convolution refuses those
+        # float() first: NumPy scalars would make float64 buffers, which the first convolution refuses
         self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor([max(float(s), LEAST_STD) for s in std]).view(-1, 1, 1))
 
@@ -62,15 +62,15 @@ class Normalize(nn.Module):
         check_floating(x)
         chans = len(self.mean)
         if x.ndim != 4 or x.shape[1] != chans or (self.img_size is not None and tuple(x.shape[2:]) != self.img_size):
-            wanted = " x ".join(str(side) for side in (chans, *(self.img_size or ("H", "W"))))
-            got = " x ".join(str(side) for side in x.shape)
-            raise MspcapsError(f"the model takes batches of {wanted} (channels, height, width), not {got}")
+            expected = " x ".join(str(side) for side in (chans, *(self.img_size or ("H", "W"))))
+            actual = " x ".join(str(side) for side in x.shape)
+            raise MspcapsError(f"the model takes batches of {expected} (channels, height, width), not {actual}")
         return (x - self.mean) / self.std
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm2d less its batch counter, which is one more kernel in every step and which only a cumulative average
-    (momentum None, as torch.optim.swa_utils.update_bn sets it) reads: for that, batches are counted here."""
+    """BatchNorm2d without its batch counter, which costs a kernel in every step and serves only a cumulative average
+    (momentum None, as torch.optim.swa_utils.update_bn sets it). For that case the layer counts batches itself."""
 
     batches = 0  # since the statistics were reset
 
@@ -93,7 +93,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # PyTorch's own adds the counter to a dictionary without version metadata (safetensors) and calls it unexpected.
-        state_dict.pop(f"{prefix}num_batches_tracked", None)  # of the same layers elsewhere; the dictionary is a copy
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # saved by a plain BatchNorm2d; the dictionary is a copy
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
@@ -110,41 +110,41 @@ class ConvBN(nn.Module):
 
 
 def start_like_keras(conv: nn.Conv2d) -> nn.Conv2d:
-    """With weights from Glorot's uniform distribution and biases of zero."""
+    """Initialises the weights from Glorot's uniform distribution and the biases with zeros."""
     nn.init.xavier_uniform_(conv.weight)
     nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
     return conv
 
 
 def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
-    """A block of a backbone; with checkpointing nothing inside it is kept for the backward pass."""
+    """Runs a block of a backbone. With checkpointing, the backward pass computes what is inside it again."""
     if not (checkpointing and block.training):
         return block(x)
-    if torch.compiler.is_compiling():  # a compiled graph changes buffers in its forward half only
+    if torch.compiler.is_compiling():  # a compiled graph updates buffers in its forward pass only
         return checkpoint(block, x, use_reentrant=False)
-    first_and_second = lambda: (contextlib.nullcontext(), fixed_statistics(block))  # noqa: E731
-    return checkpoint(block, x, use_reentrant=False, context_fn=first_and_second)
+    contexts = lambda: (contextlib.nullcontext(), fixed_statistics(block))  # noqa: E731  of the two forward passes
+    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
 
 @contextlib.contextmanager
 def fixed_statistics(block: nn.Module) -> Iterator[None]:
-    """BatchNorm keeps its running statistics meanwhile: a forward pass that is run twice must move them once."""
+    """Freezes the running statistics of BatchNorm: a forward pass that runs twice must update them once."""
     norms = [m for m in block.modules() if isinstance(m, nn.BatchNorm2d)]
-    kept = [norm.momentum for norm in norms]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, kept, strict=True):
+        for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
 
 @contextlib.contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module is in eval mode meanwhile and in its own mode again afterwards, however that comes.
+    """Puts every module into eval mode and, on leaving, even by an exception, back into its own mode.
 
-    `model.train(was_training)` would not do: some of the modules may have been frozen, or only a wrapper trains.
+    `model.train(was_training)` would not do: some modules may have been frozen, or only a wrapper may be in train mode.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -156,25 +156,25 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def use_channels_last(model: nn.Module) -> None:
-    """Convolution weights only: PyTorch's own conversion would also permute the vote weights.
+    """Converts the weights of convolutions only: PyTorch's own conversion would also permute the vote weights.
 
-    Inputs need no conversion, the first convolution makes it. On a CPU one image is answered sooner so; of batches of
-    32 the contiguous layout took more per second (results/bench).
+    Inputs need no conversion: the first convolution converts them. On a CPU this is faster for single images; for
+    batches of 32 the contiguous layout was faster (results/bench).
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
 
-WORD = 0xFFFFFFFF  # 32 bits: a product with a constant below 2^31 then fits into int64, whose overflow C++ leaves open
+WORD = 0xFFFFFFFF  # 32 bits: times a constant below 2^31 they still fit into int64, whose overflow C++ leaves undefined
 
 
 class Dropout(nn.Module):
     """Sets a fraction p of all elements to zero in training and scales the rest by 1 / (1 - p).
 
     The mask is a hash of (key, element number): the same in every engine, on every device and after resuming. The
-    training step sets `key` from (seed, epoch, step, layer) and `share` to the rank of the process, whose part of the
-    batch, along the first axis, the elements are. Who trains by other means sets a new `key` before every step.
+    training step sets `key` from (seed, epoch, step, layer), and `share` to the rank of the process, which holds that
+    part of the batch along the first axis. Your own training loop must set a new `key` before every step.
     """
 
     key: Tensor
@@ -190,8 +190,8 @@ class Dropout(nn.Module):
         if not self.training or not self.p:
             return x
         numbers = torch.arange(x.numel(), device=x.device) + self.share * x.numel()
-        drawn = hash_words(self.key, numbers).view(x.shape)  # row by row, however the memory is laid out
-        return torch.where(drawn >= round(self.p * 2**32), x / (1 - self.p), 0.0)
+        hashes = hash_words(self.key, numbers).view(x.shape)  # row by row, whatever the memory layout
+        return torch.where(hashes >= round(self.p * 2**32), x / (1 - self.p), 0.0)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -203,14 +203,14 @@ def hash_words(key: Tensor, numbers: Tensor) -> Tensor:
 
 
 def dropout_keys(epoch_key: Tensor, step: Tensor, layers: int) -> Tensor:
-    """Keys of all Dropout layers of a model in this step: int64 [layers]."""
+    """The keys of all Dropout layers of a model in this step: int64 [layers]."""
     numbers = torch.arange(2 * layers, device=step.device)
     low, high = hash_words(hash_words(epoch_key, step) | (epoch_key >> 32 << 32), numbers).view(2, layers)
     return low | (high >> 1) << 32
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Every bit of a 32-bit word depends on every bit of x: the finalizer of a hash, multiplications and shifts."""
+    """The finalizer of a 32-bit hash: every bit of the result depends on every bit of x."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD & WORD
     x = (x ^ (x >> 15)) * 0x735A2D97 & WORD
     return x ^ (x >> 15)

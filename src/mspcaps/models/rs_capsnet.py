@@ -1,12 +1,12 @@
 """RS-CapsNet: Res2Net blocks with squeeze-and-excitation, and linear combinations of capsules before the routing.
 
 Paper: Yang, Lee, Miao, Cai, Chen, Yao, Kotani and Chen, "RS-CapsNet: An Advanced Capsule Network", 2020.
-Known: neither its text nor code of its authors was found. Others quote 5.0M parameters and its accuracies. As recalled
-from the abstract: Res2Net blocks, squeeze-and-excitation, capsules combined linearly so that fewer are routed, and
-dynamic routing with the margin loss as in CapsNet.
-Our reading: this is a reconstruction sized to the published count, not a reproduction. Number and widths of the blocks,
-types and dimensions of the capsules, the combination at every position with a squash behind it, and that the 5.0M count
-a decoder like that of CapsNet were all chosen with that figure in view.
+Known: we found neither its text nor its authors' code. Others quote 5.0M parameters and its accuracies. Recalled from
+the abstract: Res2Net blocks, squeeze-and-excitation, capsules combined linearly so that fewer are routed, and dynamic
+routing with the margin loss as in CapsNet.
+Our reading: this is a reconstruction sized to the published count, not a reproduction. The number and widths of the
+blocks, the types and dimensions of the capsules, a combination at every position followed by squash, and a decoder like
+CapsNet's among the 5.0M parameters were all chosen with that figure in view.
 Differs from it: nothing else is known. Images are normalised inside the model, as everywhere in this library.
 Parameters: 1,251,388 for 3 x 32 x 32 (5,007,932 with decoder), 1,250,236 for 1 x 32 x 32 (2,907,580), 1,173,436 for
 1 x 28 x 28 (2,584,780).
@@ -24,15 +24,15 @@ from mspcaps.models.model import Task, numbered
 from mspcaps.models.registry import register_model
 from mspcaps.models.resnet import TOO_SMALL, ProjectionShortcut
 
-BLOCKS = ((64, 1), (128, 2), (256, 2))  # width, inside and out, and stride
-SCALES = 4  # groups of channels of a block, each with a larger receptive field than the one before
-RATIO = 16  # of squeeze-and-excitation
-TYPES, COMBINED = 32, 4  # of capsules at a position, before and after the combination
-D_IN = 8  # of these capsules
+BLOCKS = ((64, 1), (128, 2), (256, 2))  # width, both inside a block and of its output, and stride
+SCALES = 4  # groups of channels in a block, each with a larger receptive field than the one before
+RATIO = 16  # channels per hidden unit of squeeze-and-excitation
+TYPES, COMBINED = 32, 4  # capsules at a position, before and after the combination
+D_IN = 8  # dimension of these capsules
 
 
 class SqueezeExcitation(nn.Module):
-    """Channels weighed by a small network of their means: [b, c, h, w] -> [b, c, h, w]."""
+    """Channels weighted by a small network that sees their means: [b, c, h, w] -> [b, c, h, w]."""
 
     def __init__(self, chans: int) -> None:
         super().__init__()
@@ -45,10 +45,11 @@ class SqueezeExcitation(nn.Module):
 
 
 class Res2Block(nn.Module):
-    """1x1 convolution -> 3x3 convolutions of SCALES groups, each of which sees the one before -> 1x1 convolution ->
-    squeeze-and-excitation, and a shortcut: [b, c, h, w] -> [b, c', h', w'], halved and rounded up at stride 2.
+    """1x1 convolution -> a cascade of 3x3 convolutions over SCALES groups of channels -> 1x1 convolution ->
+    squeeze-and-excitation, plus a shortcut: [b, c, h, w] -> [b, c', h', w'], halved and rounded up at stride 2.
 
-    The first group is passed on as it is. At stride 2 it is averaged, and no group sees another, as in Res2Net.
+    The first group is passed on unchanged; the third and fourth add the output of the group before to their input.
+    As in Res2Net, at stride 2 the first group is averaged and nothing is added.
     """
 
     def __init__(self, in_chans: int, width: int, out_chans: int, stride: int) -> None:
@@ -58,20 +59,20 @@ class Res2Block(nn.Module):
         self.groups = nn.ModuleList(ConvBN(width // SCALES, width // SCALES, stride) for _ in range(SCALES - 1))
         self.last = ProjectionShortcut(width, out_chans, 1)
         self.attention = SqueezeExcitation(out_chans)
-        changed = (in_chans, stride) != (out_chans, 1)
-        self.shortcut = ProjectionShortcut(in_chans, out_chans, stride) if changed else nn.Identity()
+        same_shape = (in_chans, stride) == (out_chans, 1)
+        self.shortcut = nn.Identity() if same_shape else ProjectionShortcut(in_chans, out_chans, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         first, *rest = F.relu(self.first(x)).chunk(SCALES, 1)  # SCALES x [b, width / SCALES, h, w]
-        found = [first if self.stride == 1 else F.avg_pool2d(first, 3, self.stride, padding=1)]
+        outputs = [first if self.stride == 1 else F.avg_pool2d(first, 3, self.stride, padding=1)]
         for i, (conv, group) in enumerate(zip(self.groups, rest, strict=True)):
-            seen = group + found[-1] if i > 0 and self.stride == 1 else group
-            found.append(F.relu(conv(seen)))
-        return F.relu(self.attention(self.last(torch.cat(found, 1))) + self.shortcut(x))
+            conv_input = group + outputs[-1] if i > 0 and self.stride == 1 else group
+            outputs.append(F.relu(conv(conv_input)))
+        return F.relu(self.attention(self.last(torch.cat(outputs, 1))) + self.shortcut(x))
 
 
 class RSCapsNet(CapsuleModel):
-    """Stem -> Res2Net blocks -> primary capsules -> fewer, combined capsules at every position -> dynamic routing."""
+    """Stem -> Res2Net blocks -> primary capsules -> fewer, combined capsules per position -> dynamic routing."""
 
     d_out = 16
 
@@ -109,9 +110,9 @@ class RSCapsNet(CapsuleModel):
         return squash(self.primary(fmap).unflatten(1, (-1, D_IN)).movedim(2, -1))
 
     def combine(self, u: Tensor) -> Tensor:
-        """Primary capsules [b, types, h, w, d] -> combined capsules [b, n, d], n counts positions within types."""
-        mixed = at_least_fp32(self.combination.to(u.dtype) @ u.flatten(2))  # [b, combined, h w d]
-        return squash(mixed.unflatten(2, (-1, D_IN))).flatten(1, 2)
+        """Primary capsules [b, types, h, w, d] -> combined capsules [b, n, d], ordered by type, then by position."""
+        combined = at_least_fp32(self.combination.to(u.dtype) @ u.flatten(2))  # [b, 4, h w d]
+        return squash(combined.unflatten(2, (-1, D_IN))).flatten(1, 2)
 
     def make_capsules(self, maps: list[Tensor]) -> Tensor:
         """-> combined capsules [b, n, d]."""

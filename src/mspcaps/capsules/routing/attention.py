@@ -5,8 +5,8 @@
     coupling  C[i,j] = softmax over i
     output    v[j]   = tanh( M[j] sum over i of C[i,j] U[i,j] + m[j] ), with a matrix for each output capsule
 
-Of a map, i and j are channels: every place has its own couplings, and all places share the weights. Initial weights are
-Glorot's, with the inputs and outputs counted as Keras does in the authors' code: over all output capsules.
+In a map, i and j are channels: each position has its own couplings, and all positions share the weights. Initial
+weights are Glorot's; inputs and outputs are counted as Keras does in the authors' code, over all output capsules.
 """
 
 import math
@@ -20,7 +20,7 @@ from mspcaps.capsules.votes import cast_votes
 
 
 class CapsuleAffine(nn.Module):
-    """An affine map of its own for every capsule: [..., n, d] -> [..., n, d], in fp32 or better."""
+    """A separate affine map for every capsule: [..., n, d] -> [..., n, d], in fp32 or better."""
 
     def __init__(self, n: int, d: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class CapsuleAffine(nn.Module):
 
 
 class Attention(RoutingBlock):
-    """What follows the votes, the same for capsules and for maps of them."""
+    """Everything after the votes, for capsules and for maps of capsules alike."""
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, **arguments: int) -> None:
         super().__init__(n_in=n_in, d_in=d_in, n_out=n_out, d_out=d_out, **arguments)
@@ -42,9 +42,9 @@ class Attention(RoutingBlock):
         self.affine = CapsuleAffine(n_out, d_out)
 
     def attend(self, U: Tensor, states: States | None, shortcut: Tensor | None = None) -> Tensor:
-        """Votes [i, b, p, j, e] at p places, and what is added before tanh [b, p, j, e] -> capsules [b, p, j, e].
+        """Votes [i, b, p, j, e] at p positions, a shortcut to add before tanh [b, p, j, e] -> capsules [b, p, j, e].
 
-        To `states` every place of an output capsule is an output capsule: [i, b, p j, e].
+        In `states`, output capsules at different positions are different capsules: [i, b, p j, e].
         """
         A = torch.einsum("ibpje,jkei->kbpj", U.to(self.attention.dtype), self.attention)
         A = at_least_fp32(A)  # [i, b, p, j]
@@ -66,16 +66,16 @@ class AttentionRouting(Attention):
         self.bias = nn.Parameter(torch.zeros(n_in, 1, n_out, d_out))
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
-        """What it did is appended to `states` if there is such a list."""
+        """Appends its RoutingState to `states` if given."""
         U = cast_votes(u.transpose(0, 1), self.w) + self.bias  # [i, b, j, e]
         return self.attend(U.unsqueeze(2), states)[:, 0]
 
     def tensor_places(self) -> dict[str, None]:
-        return {"w": None}  # a capsule may be a whole map; where its numbers lie only the model knows
+        return {"w": None}  # a capsule may be a whole map, whose layout only the model knows
 
 
 class ConvAttentionRouting(Attention):
-    """A map of capsules [b, n_in, d_in, h, w] -> [b, n_out, d_out, h', w']: a 3x3 convolution per channel votes."""
+    """Map of capsules [b, n_in, d_in, h, w] -> [b, n_out, d_out, h', w']: a 3x3 convolution per channel makes votes."""
 
     def __init__(self, n_in: int, d_in: int, n_out: int, d_out: int, stride: int = 1) -> None:
         super().__init__(n_in, d_in, n_out, d_out, stride=stride)
@@ -95,6 +95,6 @@ class ConvAttentionRouting(Attention):
 
 
 def glorot(weights: Tensor, inputs: int, outputs: int) -> Tensor:
-    """Fills the tensor evenly between -x and x, x^2 = 6 / (inputs + outputs)."""
+    """Fills the tensor from the uniform distribution between -x and x, x^2 = 6 / (inputs + outputs)."""
     bound = math.sqrt(6 / (inputs + outputs))
     return nn.init.uniform_(weights, -bound, bound)

@@ -39,7 +39,7 @@ class CrossAgreementRouting(RoutingBlock):
         return ", ".join(f"{name}={self.arguments[name]}" for name in ("fine", "coarse", "n_out", "d_out", "shared"))
 
     def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
-        """What the block did is appended to `states` if there is such a list."""
+        """Appends its RoutingState to `states` if given."""
         U1, U2 = self.votes(u1, u2)  # lines 1-6    [k, b, m, j, e], [k, b, j, e]
         a = (U1 * U2.unsqueeze(2)).sum(-1) / self.d_out**0.5  # [k, b, m, j]
         A = self.pool(a)  # line 7       [k, b, j]
@@ -61,20 +61,20 @@ class CrossAgreementRouting(RoutingBlock):
         return U1.unflatten(0, u1.shape[:2]).transpose(1, 2), U2
 
     def pool(self, agreements: Tensor) -> Tensor:
-        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]: those of the best pair."""
+        """Agreements [k, b, m, j] -> the logit of each coarse capsule [k, b, j]: the maximum over its fine capsules."""
         return agreements.amax(2)
 
     def tensor_places(self) -> dict[str, Any]:
-        """Every coarse capsule has its own matrix, every fine one too unless they are shared."""
+        """Every coarse capsule has its own matrix, and so has every fine one unless they share it."""
         window = (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1])
         return {"w1": (self.coarse, window), "w2": self.coarse}
 
 
 class MeanAgreementRouting(CrossAgreementRouting):
-    """The same with the mean over a group of fine capsules in place of the paper's maximum."""
+    """The same with the mean over a group of fine capsules instead of the paper's maximum."""
 
     def pool(self, agreements: Tensor) -> Tensor:
-        """Agreements [k, b, m, j] -> what a coarse capsule is weighed by [k, b, j]: their mean."""
+        """Agreements [k, b, m, j] -> the logit of each coarse capsule [k, b, j]: the mean over its fine capsules."""
         return agreements.mean(2)
 
 
@@ -84,10 +84,10 @@ def group_size(fine: Grid, coarse: Grid) -> int:
 
 
 def group_fine(u: Tensor, fine: Grid, coarse: Grid) -> Tensor:
-    """[b, n1, d] on the fine grid -> [b, k, m, d]: the window of capsules that lies under each coarse capsule k.
+    """[b, n1, d] on the fine grid -> [b, k, m, d]: the window of fine capsules under each coarse capsule k.
 
-    Fine rows and columns beyond a multiple of the coarse grid are dropped. Consecutive runs instead of windows are the
-    same thing on grids of one row.
+    Fine rows and columns beyond a multiple of the coarse grid are dropped. On grids of one row, windows are runs of
+    consecutive capsules.
     """
     b, _, d = u.shape
     rows, columns = fine[0] // coarse[0], fine[1] // coarse[1]  # of one window

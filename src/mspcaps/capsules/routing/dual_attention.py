@@ -1,8 +1,8 @@
 """The routing of DA-CapsNet (Huang and Zhou, "DA-CapsNet: dual attention mechanism capsule network", 2020).
 
 vote      U[i,j] = u[i] W[j], one matrix for all i
-gate      a      = 1 + tanh(L2 relu(L1 U)), a number for every i, of all votes together
-output    v[j]   = dynamic routing of a[i] U[i,j], squash with the constant 0.5
+gate      a      = 1 + tanh(L2 relu(L1 U)), a number for every i, computed from all votes
+output    v[j]   = dynamic routing of a[i] U[i,j], with the squash constant 0.5
 """
 
 import torch
@@ -14,7 +14,7 @@ from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.capsules.votes import cast_votes
 
-CONSTANT = 0.5  # of squash
+SQUASH_CONSTANT = 0.5
 
 
 class Gate(nn.Module):
@@ -33,7 +33,7 @@ class Gate(nn.Module):
 
 
 class DualAttentionRouting(RoutingBlock):
-    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all."""
+    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over output capsules, gradients through all iterations."""
 
     def __init__(
         self, n_in: int, d_in: int, n_out: int, d_out: int, iterations: int = 3, accumulate: bool = True
@@ -45,11 +45,11 @@ class DualAttentionRouting(RoutingBlock):
         self.gate = Gate(n_in * n_out * d_out, n_in)
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
-        """What the last iteration did is appended to `states` if there is such a list; its votes are the gated ones."""
+        """Appends the RoutingState of the last iteration to `states` if given; its votes are the gated ones."""
         U = cast_votes(u.unsqueeze(0), self.w)[0]  # [b, i, j, e]
         U = U * self.gate(U.flatten(1))[..., None, None]
         U = U.transpose(0, 1)  # [i, b, j, e]
-        v, logits, C = route_votes(U, self.iterations, CONSTANT, self.accumulate)
+        v, logits, C = route_votes(U, self.iterations, SQUASH_CONSTANT, self.accumulate)
         if states is not None:
             states.append(RoutingState(self, (U,), logits, C, axis=2, output=v))
         return v

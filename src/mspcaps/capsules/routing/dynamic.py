@@ -15,9 +15,9 @@ def route_votes(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Votes [i, b, j, e] -> output capsules [b, j, e], and logits and couplings [i, b, j] of the last iteration.
 
-    `constant` is that of squash. Without `accumulate` the logits are the agreements of the iteration before alone. A
-    `bias` [j, e] is added to the weighted votes in every iteration. If `leaky`, a vote may go to none of the outputs:
-    one more, whose logit is always zero, takes part in the softmax, and the couplings sum to less than one.
+    `constant` is squash's. Without `accumulate` the logits are the agreements of the previous iteration alone. A `bias`
+    [j, e] is added to the weighted votes in every iteration. If `leaky`, a vote may go to none of the outputs: the
+    softmax gets one more logit, which is always zero, and the couplings sum to less than one.
     """
     logits = U.new_zeros(U.shape[:-1])  # [i, b, j]
     for iteration in range(iterations):
@@ -31,10 +31,9 @@ def route_votes(
 
 
 class DynamicRouting(RoutingBlock):
-    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over the output capsules, gradients through them all.
+    """Capsules [b, n_in, d_in] -> [b, n_out, d_out]; softmax over output capsules, gradients through all iterations.
 
-    With `bias`, a vector of each output capsule is added to its weighted votes in every iteration, before squash. If
-    `leaky`, votes may go to none of the outputs.
+    With `bias`, each output capsule adds a learnt vector to its weighted votes; `bias` and `leaky` as in `route_votes`.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class DynamicRouting(RoutingBlock):
         self.bias = nn.Parameter(torch.zeros(n_out, d_out)) if bias else None
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
-        """What the last iteration did is appended to `states` if there is such a list."""
+        """Appends the RoutingState of the last iteration to `states` if given."""
         U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
         v, logits, C = route_votes(U, self.iterations, bias=self.bias, leaky=self.leaky)
         if states is not None:
@@ -54,4 +53,4 @@ class DynamicRouting(RoutingBlock):
         return v
 
     def tensor_places(self) -> dict[str, None]:
-        return {"w": None}  # every input capsule has its own matrix; where it lies only the model knows
+        return {"w": None}  # a matrix for each input capsule, whose position only the model knows

@@ -1,6 +1,6 @@
-"""Fusion in the place of routing: fine and coarse capsules become one vector, which votes; every vote counts the same.
+"""Fusion instead of routing: fine and coarse capsules become one vector, which votes; every vote counts the same.
 
-What the introduction of the paper argues against. Letters as in cross_agreement.py; nothing is weighed, so there are no
+The paper's introduction argues against this. Letters as in cross_agreement.py. Votes are not weighted, so there are no
 couplings and no RoutingState to append.
 
     addition        x[k] = u2[k] + mean over m of u1[k,m]
@@ -24,7 +24,7 @@ from mspcaps.errors import MspcapsError
 class AdditionFusion(RoutingBlock):
     """Fine capsules [b, n1, d1] and coarse capsules [b, n2, d2] -> output capsules [b, n_out, d_out].
 
-    One matrix per coarse capsule, which fine capsules share: there is nothing else for `shared` to be.
+    One matrix per coarse capsule serves its fine capsules too, so `shared` can only be true.
     """
 
     inputs = ("fine", "coarse")
@@ -38,28 +38,28 @@ class AdditionFusion(RoutingBlock):
         self.w = nn.Parameter(torch.randn(coarse[0] * coarse[1], d, n_out, d_out) / d**0.5)
 
     def fused_dim(self, d1: int, d2: int) -> int:
-        """d of the vector that votes."""
+        """Dimension of the vector that votes."""
         if d1 != d2:
             raise MspcapsError(f"capsules can only be added if their dimensions are equal, not {d1} and {d2}")
         return d2
 
     def fuse(self, u1: Tensor, u2: Tensor) -> Tensor:
-        """Fine capsules in groups [b, k, m, d1] and coarse ones [b, k, d2] -> [b, k, d]."""
+        """Groups of fine capsules [b, k, m, d1] and coarse capsules [b, k, d2] -> [b, k, d]."""
         return u2 + u1.mean(2)
 
     def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
-        """`states` is left as it is."""
+        """Leaves `states` unchanged."""
         x = self.fuse(group_fine(u1, self.fine, self.coarse), u2)  # [b, k, d]
         U = cast_votes(x.transpose(0, 1), self.w)  # [k, b, j, e]
         return squash(U.mean(0))  # [b, j, e]
 
     def tensor_places(self) -> dict[str, Any]:
-        """A matrix belongs to a coarse capsule and to the window of fine ones below it."""
+        """A matrix belongs to a coarse capsule and the window of fine capsules below it."""
         return {"w": (self.coarse, (self.fine[0] // self.coarse[0], self.fine[1] // self.coarse[1]))}
 
 
 class ConcatenationFusion(AdditionFusion):
-    """The same with the capsules set side by side: the matrix has rows for each of them."""
+    """The same with the capsules concatenated: the matrix has rows for each of them."""
 
     def fused_dim(self, d1: int, d2: int) -> int:
         return d2 + group_size(self.fine, self.coarse) * d1

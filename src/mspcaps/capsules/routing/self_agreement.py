@@ -6,8 +6,8 @@ Letters as in cross_agreement.py; i runs over all votes, of the fine capsules an
     coupling  c[j,i] = softmax over i
     output    v[j]   = squash( sum over i of c[j,i] U[j,i] )
 
-No scale speaks for another: every vote counts as far as the rest agrees with it. Weights and their number are those of
-cross-agreement routing, so the two differ in nothing but the routing.
+Neither scale is favoured: each vote is weighted by how well all votes agree with it. The weights are those of
+cross-agreement routing, so the two differ only in the routing.
 """
 
 import torch

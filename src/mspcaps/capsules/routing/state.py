@@ -1,4 +1,4 @@
-"""What a routing block was made with, and what it did with a batch: for explanations, routing health and attacks."""
+"""The base class of routing blocks, and the record of a forward pass for explanations, routing health and attacks."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -9,9 +9,9 @@ from mspcaps.capsules.patchify import Grid
 
 
 class RoutingBlock(nn.Module):
-    """A block that knows its own arguments, so that there can be another one like it."""
+    """A block that keeps its arguments, so that another one like it can be made."""
 
-    inputs: tuple[str, ...] = ("input",)  # what the arguments of its forward are called, in order
+    inputs: tuple[str, ...] = ("input",)  # names of the capsules that forward takes, in order
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
@@ -29,19 +29,19 @@ class RoutingBlock(nn.Module):
 class RoutingState:
     """Letters: b batch, j output capsule, e out-dim; k coarse, m fine capsule within k, i any capsule that votes.
 
-    A routing appends one to the list that its forward is given, and the model adds the name.
+    A routing appends one to the list that is passed to its forward, and the model adds the name.
     """
 
     block: nn.Module  # the routing; it has `inputs`, as a RoutingBlock has
-    # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e], or none where they are too many
+    # cross-agreement: fine [k, b, m, j, e], coarse [k, b, j, e]; else [i, b, j, e], or none if there are too many
     votes: tuple[Tensor, ...]
     agreements: Tensor  # what the softmax sees: [k, b, j] or [i, b, j]
     couplings: Tensor  # of the same shape; those of the last iteration if there are several
     axis: int  # along which the couplings sum to one
     output: Tensor  # [b, j, e], after squash
     fine_agreements: Tensor | None = None  # cross-agreement: of each fine capsule, before the maximum [k, b, m, j]
-    grids: tuple[Grid, Grid] | None = None  # cross-agreement: of the fine capsules and of the coarse ones above them
-    members: Tensor | None = None  # local agreement: the number of fine capsule m in the window of k, or -1 [k, m]
+    grids: tuple[Grid, Grid] | None = None  # cross-agreement: of the fine and of the coarse capsules
+    members: Tensor | None = None  # local agreement: index of fine capsule m in the window of k, or -1 [k, m]
     name: str = ""  # path of the block inside its model, such as routing.0
 
     @property
