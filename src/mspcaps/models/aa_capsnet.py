@@ -21,11 +21,14 @@ from torch.nn import functional as F
 from mspcaps.capsules import margin_loss, squash
 from mspcaps.capsules.squash import at_least_fp32, without_autocast
 from mspcaps.errors import MspcapsError
-from mspcaps.models.capsnet import primary_grid
+from mspcaps.models.capsnet import D_IN, primary_grid
 from mspcaps.models.layers import run_block
 from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
 
+TYPES = 32  # of primary capsules
+D_KEY = 32  # channels of queries and keys
+HIDDEN = 128  # width of the hidden layer
 LOSSES = ("margin", "cross_entropy")
 
 
@@ -57,15 +60,14 @@ class PositionAttention(nn.Module):
 class AACapsNet(LinearClassifier):
     """9x9 convolution -> primary capsules as in CapsNet -> attention over positions -> two linear layers -> logits."""
 
-    def __init__(self, task: Task, types: int = 32, d_in: int = 8, d_key: int = 32, hidden: int = 128) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__(task)
         rows, columns = self.grid = primary_grid(task.img_size)
-        self.d_in = d_in
         self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
-        self.primary = nn.Conv2d(256, types * d_in, 9, stride=2)
-        self.attention = PositionAttention(types * d_in, d_key)
-        self.hidden = nn.Linear(types * d_in * rows * columns, hidden)
-        self.num_features = hidden
+        self.primary = nn.Conv2d(256, TYPES * D_IN, 9, stride=2)
+        self.attention = PositionAttention(TYPES * D_IN, D_KEY)
+        self.hidden = nn.Linear(TYPES * D_IN * rows * columns, HIDDEN)
+        self.num_features = HIDDEN
         self.new_classifier(task.num_classes)
 
     def forward_stem(self, x: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ class AACapsNet(LinearClassifier):
 
     def make_capsules(self, fmap: Tensor) -> Tensor:
         """Feature map -> primary capsules [b, types, d, h, w]."""
-        u = self.primary(fmap).unflatten(1, (-1, self.d_in))  # [b, types, d, h, w]
+        u = self.primary(fmap).unflatten(1, (-1, D_IN))  # [b, types, d, h, w]
         return squash(u.movedim(2, -1)).movedim(-1, 2)
 
     def make_features(self, u: Tensor) -> Tensor:

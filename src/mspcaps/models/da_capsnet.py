@@ -8,8 +8,8 @@ has 128 channels in its figures and text, while its Table 3 adds a convolution w
 text. `extra_conv=True` is Table 3, a reconstruction sized to the published count: two rows of 128 values at every
 position, and an attention as wide as the number of rows, were chosen because they give 7.1M with decoder. The weight of
 the reconstruction is CapsNet's. `accumulate=False` replaces the logits in every iteration, as the Keras example does,
-instead of adding to them, as the paper's equation does. For MNIST at 28 pixels, `kernel=2` sets the kernel size of the
-second pair of convolutions.
+instead of adding to them, as the paper's equation does. The MNIST model for 28 pixels has `kernel=2` in the second pair
+of convolutions.
 Differs from it: images are normalised inside the model, as everywhere in this library.
 Parameters: 1,923,864 for 3 x 32 x 32 (5,680,408 with decoder), 3,345,472 with the extra convolution (7,102,016),
 1,799,832 for 1 x 28 x 28 with kernels of 2 (3,211,176).
