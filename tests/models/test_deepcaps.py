@@ -1,7 +1,8 @@
-"""DeepCaps: the whole forward pass against plain layers."""
+"""DeepCaps: the whole forward pass and all gradients against plain layers."""
 
 import pytest
 import torch
+from plain_layers import assert_same_gradients, batch_norm, move_statistics
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,12 +21,10 @@ def conv_caps(layer: nn.Module, x: Tensor, d: int, stride: int = 1) -> Tensor:
     return torch.cat(types, 1)
 
 
-@torch.no_grad()
 def forward(model: nn.Module, x: Tensor) -> Tensor:
     """-> class capsules, layer after layer as the paper's figure draws them."""
     x = F.conv2d((x - 0.5) / 0.5, model.stem[0].weight, model.stem[0].bias, padding=1).clamp(min=0)
-    bn = model.stem[2]
-    x = F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+    x = batch_norm(x, model.stem[2])
     for cell, d in zip(model.cells, (4, 8, 8), strict=True):
         a = conv_caps(cell.down, x, d, 2)
         x = conv_caps(cell.main[1], conv_caps(cell.main[0], a, d), d) + conv_caps(cell.skip, a, d)
@@ -52,11 +51,13 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
     return v
 
 
-def test_equals_plain_layers() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_plain_layers(training: bool) -> None:
     torch.manual_seed(0)
-    model = create_model("deepcaps", num_classes=3, in_chans=2, img_size=(18, 13), decoder=True).double().eval()
+    model = create_model("deepcaps", num_classes=3, in_chans=2, img_size=(18, 13), decoder=True).double()
+    model.train(training)
     nn.init.normal_(model.routing.w)  # as it starts, every image is answered by the bias
-    nn.init.normal_(model.stem[2].running_mean)
+    move_statistics(model)
     x, y = torch.rand(2, 2, 18, 13, dtype=torch.float64), torch.tensor([2, 0])
     v = forward(model, x)
     assert (v[0] - v[1]).abs().max() > 1e-3, "images matter"
@@ -67,6 +68,7 @@ def test_equals_plain_layers() -> None:
     for target in (y, F.one_hot(y, 3).double()):
         loss = model.training_loss(x, target, model.criterion)
         torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+    assert_same_gradients(model, loss, expected)
 
 
 def test_both_routings_say_what_they_did() -> None:

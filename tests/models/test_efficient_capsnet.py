@@ -1,48 +1,46 @@
-"""Efficient-CapsNet: every layer against a plain reference."""
+"""Efficient-CapsNet: every layer and all gradients against a plain reference."""
 
+import pytest
 import torch
+from plain_layers import assert_same_gradients, batch_norm, move_statistics
 from torch.nn import functional as F
 
 from mspcaps import create_model, load_recipe
 from mspcaps.capsules import margin_loss
-from mspcaps.models.layers import BatchNorm
 
 
-def test_equals_loops_over_capsules() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_loops_over_capsules(training: bool) -> None:
     torch.manual_seed(0)
     model = create_model("efficient_capsnet", num_classes=3, in_chans=1, img_size=(13, 17), decoder=True)
-    for module in model.modules():
-        if isinstance(module, BatchNorm):
-            torch.nn.init.normal_(module.running_mean, std=0.2)
-            torch.nn.init.uniform_(module.running_var, 0.5, 2)
+    move_statistics(model)
     torch.nn.init.normal_(model.routing.prior)
-    model.double().eval()
+    model.double().train(training)
     x, y = torch.rand(2, 1, 13, 17, dtype=torch.float64), torch.tensor([2, 0])
     f = (x - 0.5) / 0.5
     for i, stride in zip((0, 3, 6, 9), (1, 1, 1, 2), strict=True):
         conv, norm = model.stem[i], model.stem[i + 2]
-        f = F.conv2d(f, conv.weight, conv.bias, stride).clamp(min=0)
-        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-        f = (f - norm.running_mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
+        f = batch_norm(F.conv2d(f, conv.weight, conv.bias, stride).clamp(min=0), norm)
     assert f.shape == (2, 128, 2, 4)
     g = (f * model.primary.weight[:, 0]).sum((2, 3)) + model.primary.bias  # [b, 128]
     u = [short(g[:, 8 * i : 8 * i + 8]) for i in range(16)]
     w, prior = model.routing.w, model.routing.prior
     votes = [[u[i] @ w[i, :, j] for j in range(3)] for i in range(16)]
-    classes = torch.zeros(2, 3, 16, dtype=torch.float64)
+    classes = [torch.zeros(2, 16, dtype=torch.float64)] * 3
     for i in range(16):
         rows = [sum((votes[i][j] * votes[other][j]).sum(-1) for other in range(16)) / 4 for j in range(3)]
         couplings = torch.stack(rows).softmax(0)
-        for j in range(3):
-            classes[:, j] += (couplings[j] + prior[i, 0, j])[:, None] * votes[i][j]
-    v = short(classes)
+        classes = [classes[j] + (couplings[j] + prior[i, 0, j])[:, None] * votes[i][j] for j in range(3)]
+    v = short(torch.stack(classes, 1))
     torch.testing.assert_close(model.forward_capsules(x), v)
     drawn = [
         model.decoder(torch.cat([v[b, j] * (j == y[b]) for j in range(3)])).view(1, 13, 17) for b in range(2)
     ]  # fmt: skip
     error = sum(((image - x[b]) ** 2).mean() for b, image in enumerate(drawn)) / 2
     expected = margin_loss(v.norm(dim=-1), y) + 0.392 * error
-    torch.testing.assert_close(model.training_loss(x, y, model.criterion).double(), expected, rtol=1e-6, atol=1e-6)
+    loss = model.training_loss(x, y, model.criterion)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+    assert_same_gradients(model, loss, expected)
 
 
 def short(s: torch.Tensor) -> torch.Tensor:

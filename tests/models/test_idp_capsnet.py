@@ -1,7 +1,8 @@
-"""IDP-CapsNet: all passes of the routing against layers that are all updated every time."""
+"""IDP-CapsNet: all passes of the routing, and gradients, against layers that are all updated every time."""
 
 import pytest
 import torch
+from plain_layers import assert_same_gradients
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +21,6 @@ def step(block: nn.Module, u: Tensor, v: Tensor | None, stride: int, k: tuple[in
     return F.layer_norm(s.flatten(-2), (16,), block.norm.weight, block.norm.bias).unflatten(-1, (4, 4))
 
 
-@torch.no_grad()
 def forward(model: nn.Module, x: Tensor, passes: int) -> tuple[Tensor, Tensor]:
     """-> class capsules and logits; every layer is updated in every pass."""
     f = F.conv2d((x - 0.5) / 0.5, model.stem[0].weight, model.stem[0].bias, stride=2, padding=1).clamp(min=0)
@@ -59,9 +59,10 @@ def test_equals_layers_that_are_all_updated(passes: int) -> None:
         assert states[-1].couplings.shape == (32 * 2, 2, 3)
     y = torch.tensor([2, 0])
     loss = model.training_loss(x, y, model.criterion)
-    torch.testing.assert_close(loss, F.cross_entropy(logits, y))
-    loss.backward()
-    still = {name for name, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-12}
+    expected = F.cross_entropy(logits, y)
+    torch.testing.assert_close(loss, expected)
+    gradients = assert_same_gradients(model, loss, expected)
+    still = {name for name, g in gradients.items() if g.abs().max() < 1e-12}
     alike = {"head.bias"} if passes > 1 else {"head.bias", "routing.norm.bias"}
     assert still == alike, "what moves all logits alike, cross-entropy does not see"
 

@@ -1,12 +1,13 @@
-"""OrthCaps: its pruning, and the whole forward pass against a plain reference."""
+"""OrthCaps: its pruning, and the whole forward pass and all gradients against a plain reference."""
 
 import pytest
 import torch
+from plain_layers import assert_same_gradients, batch_norm, move_statistics
 from torch import Tensor
 from torch.nn import functional as F
 
 from mspcaps import create_model, load_recipe
-from mspcaps.models.layers import BatchNorm
+from mspcaps.capsules import margin_loss
 from mspcaps.models.orthcaps import Block, ConvCaps, Routed, prune
 
 NAMES = ("orthcaps_s", "orthcaps_d")
@@ -17,23 +18,23 @@ def test_pruning_equals_a_loop_over_pairs() -> None:
     directions = torch.randn(4, 16)
     capsules = directions[torch.randint(4, (2, 18))] + 0.25 * torch.randn(2, 18, 16)  # [b, n h w, d]: many are alike
     x = capsules.view(2, 3, 2, 3, 16).movedim(-1, 2).flatten(1, 2)  # [b, n d, h, w]
-    expected = capsules.clone()
-    for b in range(2):
-        for i in range(18):
-            for j in range(18):
-                one, other = capsules[b, i], capsules[b, j]
-                if other.norm() > one.norm() and F.cosine_similarity(one, other, dim=0) > 0.7:
-                    expected[b, i] = 0
-    pruned = prune(x).view(2, 3, 16, 2, 3).movedim(2, -1).reshape(2, 18, 16)
-    assert torch.equal(pruned, expected)
-    assert 0 < (pruned.abs().sum(-1) == 0).float().mean() < 1
+    expected = pruned(x)
+    assert torch.equal(prune(x), expected)
+    assert 0 < (expected == 0).float().mean() < 1
     assert torch.equal(prune(x, theta=1.1), x)
 
 
-def normalized(x: Tensor, norm: BatchNorm) -> Tensor:
-    scale = norm.weight / (norm.running_var + norm.eps).sqrt()  # type: ignore[operator]
-    shift = norm.running_mean[:, None, None]  # type: ignore[index]
-    return (x - shift) * scale[:, None, None] + norm.bias[:, None, None]
+def pruned(x: Tensor) -> Tensor:
+    """Map [b, n d, h, w], one capsule at a time."""
+    u = x.unflatten(1, (-1, 16)).movedim(2, -1)  # [b, n, h, w, d]
+    images = []
+    for capsules in u.flatten(1, 3):
+        kept = []
+        for one in capsules:
+            alike = F.cosine_similarity(capsules, one, dim=-1) > 0.7
+            kept.append(not (alike & (capsules.norm(dim=-1) > one.norm())).any())
+        images.append(capsules * torch.tensor(kept)[:, None])
+    return torch.stack(images).view(u.shape).movedim(-1, 2).flatten(1, 2)
 
 
 def squashed(x: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def squashed(x: Tensor) -> Tensor:
 
 
 def convolved(x: Tensor, layer: ConvCaps, stride: int, padding: int, groups: int) -> Tensor:
-    return squashed(normalized(F.conv2d(x, layer.conv.weight, None, stride, padding, groups=groups), layer.bn))
+    return squashed(batch_norm(F.conv2d(x, layer.conv.weight, None, stride, padding, groups=groups), layer.bn))
 
 
 def routed(x: Tensor, layer: Routed) -> Tensor:
@@ -55,24 +56,24 @@ def routed(x: Tensor, layer: Routed) -> Tensor:
     return torch.stack(rows, 2)
 
 
-@pytest.mark.parametrize(("name", "in_chans"), [("orthcaps_s", 1), ("orthcaps_s", 3), ("orthcaps_d", 3)])
-@torch.no_grad()
-def test_equals_the_layers_one_by_one(name: str, in_chans: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "size", "training"),
+    [("orthcaps_s", (1, 19, 21), True), ("orthcaps_s", (3, 19, 21), False), ("orthcaps_d", (3, 10, 7), True)],
+)
+def test_equals_the_layers_one_by_one(name: str, size: tuple[int, int, int], training: bool) -> None:
     torch.manual_seed(0)
-    model = create_model(name, num_classes=3, in_chans=in_chans, img_size=(19, 21))
-    for module in model.modules():
-        if isinstance(module, BatchNorm):
-            torch.nn.init.normal_(module.running_mean, std=0.1)  # type: ignore[arg-type]
-            torch.nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
-    model.double().eval()
-    images = torch.rand(2, in_chans, 19, 21, dtype=torch.float64)
+    in_chans, *img_size = size
+    model = create_model(name, num_classes=3, in_chans=in_chans, img_size=img_size)
+    move_statistics(model)
+    model.double().train(training)
+    images, labels = torch.rand(3, *size, dtype=torch.float64), torch.tensor([2, 0, 1])
     x = (images - 0.5) / 0.5
     for i, (padding, stride) in enumerate(((2, 1), (1, 1), (1, 1), (1, 2))):
         conv, norm = model.stem[3 * i], model.stem[3 * i + 1]
-        x = normalized(F.conv2d(x, conv.weight, None, stride, padding), norm).clamp(min=0)
-    assert x.shape == (2, 64, 10, 11)
+        x = batch_norm(F.conv2d(x, conv.weight, None, stride, padding), norm).clamp(min=0)
+    assert x.shape == (3, 64, *[(side + 1) // 2 for side in img_size])
     if name == "orthcaps_s":
-        x = prune(convolved(x, model.primary, 1, 0, 64))  # 2 x 3
+        x = pruned(convolved(x, model.primary, 1, 0, 64))  # 2 x 3
         if in_chans == 1:
             x = routed(x, model.layers[0])
         else:
@@ -80,7 +81,7 @@ def test_equals_the_layers_one_by_one(name: str, in_chans: int) -> None:
             x = routed(convolved(x, model.layers[2], 2, 1, 128), model.layers[3])  # 1 x 2
         x = convolved(x, model.flat, 1, 0, x.shape[1])
     else:
-        x = prune(convolved(x, model.primary, 1, 1, 1))
+        x = pruned(convolved(x, model.primary, 1, 1, 1))
         assert len(model.layers) == 13
         for i, layer in enumerate(model.layers):
             if i % 2:
@@ -92,9 +93,14 @@ def test_equals_the_layers_one_by_one(name: str, in_chans: int) -> None:
                 y = routed(convolved(x, conv, 2 if first else 1, 1, x.shape[1]), routing)
                 x = y if k == 0 else x + y
         x = x.mean((2, 3), keepdim=True)
-    expected = model.routing(x.flatten(1).view(2, -1, 16))
+    flat = x.flatten(1).view(3, -1, 16)
+    kept = model.dropout(torch.ones_like(flat))
+    assert kept.unique().tolist() == ([0, 4 / 3] if training else [1])
+    expected = model.routing(flat * kept)
     assert expected.abs().max() > 1e-5, "far from the tolerance"
     torch.testing.assert_close(model.forward_capsules(images), expected, rtol=1e-6, atol=1e-9)
+    loss = model.training_loss(images, labels, model.criterion)
+    assert_same_gradients(model, loss, margin_loss(expected.norm(dim=-1), labels))
 
 
 @torch.no_grad()

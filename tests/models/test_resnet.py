@@ -1,9 +1,10 @@
-"""The convolutional yardsticks: exact counts, and a layer-by-layer functional reference of each."""
+"""The convolutional yardsticks: exact counts, and outputs and gradients of each against plain layers."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_layers import assert_same_gradients, batch_norm, move_statistics
 from torch.nn import functional as F
 
 from mspcaps import create_model
@@ -19,23 +20,21 @@ def test_parameters_are_exactly_those_of_the_literature(name, params):
     assert sum(p.numel() for p in wide.parameters()) == params - 2 * 9 * stem + 90 * (head + 1)
 
 
-def reference(weights, x, widths, blocks_per_stage):
-    """ResNet in evaluation mode from its weights; a shortcut is a projection where the weights hold one."""
+def conv_bn(x, layer, stride=1):
+    kernel = layer.conv.weight
+    return batch_norm(F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2), layer.bn)
 
-    def conv_bn(x, key, stride=1):
-        kernel = weights[f"{key}.conv.weight"]
-        x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-        stats = (weights[f"{key}.bn.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
-        return F.batch_norm(x, *stats, training=False)
 
-    x = conv_bn((x - weights["normalize.mean"]) / weights["normalize.std"], "stem").relu()
-    number = 0
+def reference(model, x, widths, blocks_per_stage):
+    """ResNet from its parameters; a shortcut is a projection where it has a convolution."""
+    x = conv_bn((x - model.normalize.mean) / model.normalize.std, model.stem).relu()
+    blocks = iter(model.blocks)
     for stage, width in enumerate(widths):
-        for block in range(blocks_per_stage):
-            key, stride = f"blocks.{number}", 2 if stage > 0 and block == 0 else 1
-            y = conv_bn(conv_bn(x, f"{key}.first", stride).relu(), f"{key}.second")
-            if f"{key}.shortcut.conv.weight" in weights:
-                shortcut = conv_bn(x, f"{key}.shortcut", stride)
+        for number in range(blocks_per_stage):
+            block, stride = next(blocks), 2 if stage > 0 and number == 0 else 1
+            y = conv_bn(conv_bn(x, block.first, stride).relu(), block.second)
+            if hasattr(block.shortcut, "conv"):
+                shortcut = conv_bn(x, block.shortcut, stride)
             else:  # every second pixel; channels that did not exist before are zero
                 shortcut = torch.zeros_like(y)
                 for row in range(y.shape[2]):
@@ -43,23 +42,23 @@ def reference(weights, x, widths, blocks_per_stage):
                         shortcut[:, : x.shape[1], row, column] = x[:, :, row * stride, column * stride]
             x = (y + shortcut).relu()
             assert x.shape[1] == width
-            number += 1
-    assert f"blocks.{number}.first.conv.weight" not in weights
-    return x.mean((2, 3)) @ weights["head.weight"].T + weights["head.bias"]
+    assert next(blocks, None) is None
+    return x.mean((2, 3)) @ model.head.weight.T + model.head.bias
 
 
 @pytest.mark.parametrize(
     ("name", "widths", "blocks", "size"),
     [("resnet20", (16, 32, 64), 3, (13, 10)), ("resnet18", (64, 128, 256, 512), 2, (9, 16))],
 )
-def test_equals_a_functional_reference(name, widths, blocks, size):
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_plain_layers(name, widths, blocks, size, training):
     torch.manual_seed(0)
     model = create_model(name, img_size=size, num_classes=5, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)).double()
-    for _ in range(2):
-        model(torch.rand(4, 3, *size, dtype=torch.float64))  # BatchNorm statistics other than the initial ones
-    x = torch.rand(2, 3, *size, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(model.eval()(x), reference(model.state_dict(), x, widths, blocks))
+    move_statistics(model.train(training))
+    x, y = torch.rand(2, 3, *size, dtype=torch.float64), torch.tensor([4, 0])
+    logits = reference(model, x, widths, blocks)
+    torch.testing.assert_close(model(x), logits)
+    assert_same_gradients(model, model.training_loss(x, y, model.criterion), F.cross_entropy(logits, y))
 
 
 @settings(deadline=None, max_examples=15)
