@@ -1,6 +1,6 @@
-"""What the routing of MSPCaps is worth: MSPCaps-T with something else in the place of cross-agreement routing.
+"""Control experiments on the routing of MSPCaps: MSPCaps-T with something else instead of cross-agreement routing.
 
-Not in the paper. Backbone and scales are those of mspcaps_t in all of them.
+Not in the paper. All of them have the backbone and the scales of mspcaps_t.
 Parameters (3 x 32 x 32, 10 classes): mspcaps_t_self, mspcaps_t_mean and mspcaps_t_add 344,320 as mspcaps_t;
 mspcaps_t_concat 557,312 as mspcaps_t_unshared; mspcaps_t_linear and mspcaps_t_linear_margin 323,306.
 """
@@ -26,7 +26,7 @@ from mspcaps.models.registry import register_model
 
 
 class PatchAverages(nn.Module):
-    """Feature maps -> the mean of every patch [b, n_i, c_i], as PatchifyCaps takes them."""
+    """Feature maps -> the mean over every patch [b, n_i, c_i], as in PatchifyCaps."""
 
     def __init__(self, patch: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class LinearHead(LinearClassifier):
 
 
 class LinearMargin(LinearHead):
-    """The same layer, trained as capsules are: scores in [0, 1] in place of their lengths, margin loss."""
+    """The same layer trained as capsules are: with the margin loss, on scores in [0, 1] instead of lengths."""
 
     scores = "lengths"
     criterion = staticmethod(margin_loss)
@@ -80,25 +80,25 @@ class LinearMargin(LinearHead):
 
 @register_model
 def mspcaps_t_self(task: Task) -> MSPCaps:
-    """Every vote is weighed by its agreement with all the others, whatever its scale."""
+    """Weights every vote by its agreement with all votes, whatever their scale."""
     return MSPCaps(task, replace(TINY, routing=SelfAgreementRouting))
 
 
 @register_model
 def mspcaps_t_mean(task: Task) -> MSPCaps:
-    """A coarse capsule is weighed by its mean agreement with the fine ones below it."""
+    """Weights a coarse capsule by its mean agreement with the fine capsules below it."""
     return MSPCaps(task, replace(TINY, routing=MeanAgreementRouting))
 
 
 @register_model
 def mspcaps_t_add(task: Task) -> MSPCaps:
-    """Fine capsules are added to the coarse one above them; nothing is weighed."""
+    """Adds fine capsules to the coarse capsule above them, without any weighting."""
     return MSPCaps(task, replace(TINY, routing=AdditionFusion))
 
 
 @register_model
 def mspcaps_t_concat(task: Task) -> MSPCaps:
-    """Fine capsules are set beside the coarse one above them; nothing is weighed."""
+    """Concatenates fine capsules with the coarse capsule above them, without any weighting."""
     return MSPCaps(task, replace(TINY, routing=ConcatenationFusion))
 
 

@@ -1,13 +1,15 @@
 """DeepCaps: a deep network of convolutional capsules with skip connections.
 
 Paper: Rajasegaran et al., "DeepCaps: Going Deeper with Capsule Networks", 2019; code: brjathu/deepcaps (Keras).
-Known: all layers, both routings, the decoder, the loss, and how every weight starts; CIFAR-10 and SVHN are enlarged to
-64 x 64. That is 13,426,995 with the decoder, what others quote as 13.42 or 13.5 million.
-Our reading: BatchNorm has PyTorch's defaults instead of Keras's. Below 64 pixels the decoder doubles its map twice,
-from 64 on three times, which gives both decoders of the authors; what it draws beyond the edge of an image is cut off.
-Differs from it: images are normalised inside the model, as everywhere in this library. The authors' 3D routing reads
-its input in another order than it is stored in, which mixes places and capsules; ours does not. Soft targets show the
-decoder the sum of the class capsules, weighted by them. There is no second phase with harder margins.
+Known: all layers, both routings, the decoder, the loss and the initial weights. CIFAR-10 and SVHN are enlarged to
+64 x 64, which gives 13,426,995 parameters with the decoder; others quote 13.42 or 13.5 million.
+Our reading: the decoder doubles its map twice below 64 pixels and three times from 64 on, which gives both decoders of
+the authors at their sizes; at other sizes its output is cropped to the image.
+Differs from it: images are normalised inside the model, as everywhere in this library. BatchNorm has PyTorch's defaults
+instead of Keras's, convolutions of stride 2 pad all four sides instead of two, normal distributions are not truncated,
+and the decoder starts with PyTorch's initial weights. The authors' 3D routing reads its input in another order than it
+is stored in, which mixes positions and capsules; ours does not. With soft targets the decoder gets the sum of the class
+capsules weighted by them. There is no second training phase with stricter margins.
 Parameters: 13,359,424 for 3 x 64 x 64 (13,426,995 with decoder), 8,444,224 for 3 x 32 x 32 (8,510,851),
 8,441,920 for 1 x 28 x 28 (8,500,337).
 """
@@ -24,18 +26,18 @@ from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
 TYPES = 32
-D, D_OUT = 8, 32  # of the capsules that vote for the classes, and of those
-RECONSTRUCTION = 0.4  # weight of the squared error, mean over the pixels
+D, D_OUT = 8, 32  # dimensions of the capsules that vote for the classes and of the class capsules
+RECONSTRUCTION = 0.4  # weight of the mean squared error
 
 
 class ConvCaps(nn.Module):
-    """Maps of capsules [b, n d_in, h, w] -> [b, n d, h / stride, w / stride]: 3x3 convolution, then squash over d."""
+    """Map of capsules [b, n d_in, h, w] -> [b, n d, h / stride, w / stride]: 3x3 convolution, then squash over d."""
 
     def __init__(self, chans: int, d: int, stride: int = 1) -> None:
         super().__init__()
         self.d = d
         self.conv = nn.Conv2d(chans, TYPES * d, 3, stride, padding=1, bias=False)
-        bound = (3 / self.conv.weight.numel() ** 0.5) ** 0.5  # Glorot's, as Keras computes it for tensors of six axes
+        bound = (3 / self.conv.weight.numel() ** 0.5) ** 0.5  # Glorot's, as Keras computes it for six axes
         nn.init.uniform_(self.conv.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +46,7 @@ class ConvCaps(nn.Module):
 
 
 class Cell(nn.Module):
-    """[b, chans, h, w] -> [b, n d, h / 2, w / 2]: a convolution of stride 2, then two in line beside a third one."""
+    """[b, chans, h, w] -> [b, n d, h / 2, w / 2]: a ConvCaps of stride 2, then two in sequence and one in parallel."""
 
     def __init__(self, chans: int, d: int) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Cell(nn.Module):
 
 
 class RoutedCell(nn.Module):
-    """The same with routing on the way past the two convolutions."""
+    """The same with 3D routing as the parallel branch."""
 
     def __init__(self, chans: int, d: int, iterations: int, joint: bool) -> None:
         super().__init__()
@@ -74,17 +76,17 @@ class RoutedCell(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """One class capsule [b, d], whichever class it is of -> images [b, in_chans, *img_size], not negative."""
+    """One class capsule [b, d] of any class -> images [b, in_chans, *img_size], not negative."""
 
     def __init__(self, d: int, task: Task) -> None:
         super().__init__()
         self.img_size = task.img_size
         hidden = (64, 32, 16, 8) if max(task.img_size) >= 64 else (64, 32, 16)
-        times = 2 ** (len(hidden) - 1)
-        self.grid = (-(-task.img_size[0] // times), -(-task.img_size[1] // times))
+        factor = 2 ** (len(hidden) - 1)
+        self.grid = (-(-task.img_size[0] // factor), -(-task.img_size[1] // factor))
         self.linear = nn.Linear(d, 16 * self.grid[0] * self.grid[1])
         self.bn = BatchNorm(16)
-        self.bn.momentum = 0.2  # Keras: 0.8 of the old
+        self.bn.momentum = 0.2  # 0.8 in Keras, which gives the weight of the old value
         layers = [nn.ConvTranspose2d(16, hidden[0], 3, padding=1)]
         for chans, out_chans in itertools.pairwise(hidden):
             layers.append(nn.ConvTranspose2d(chans, out_chans, 3, stride=2, padding=1, output_padding=1))
@@ -97,7 +99,7 @@ class ConvDecoder(nn.Module):
 
 
 class DeepCaps(CapsuleModel):
-    """Convolution -> four cells of convolutional capsules, the last one routed -> dynamic routing -> class capsules."""
+    """Convolution -> four cells of convolutional capsules, the last with 3D routing -> dynamic routing -> classes."""
 
     def __init__(self, task: Task, iterations: int, joint: bool, decoder: bool) -> None:
         super().__init__(task)
@@ -106,7 +108,7 @@ class DeepCaps(CapsuleModel):
         self.stem = nn.Sequential(conv, nn.ReLU(), BatchNorm(128))
         self.cells = nn.ModuleList([Cell(128, 4), Cell(TYPES * 4, 8), Cell(TYPES * 8, 8)])
         self.last = RoutedCell(TYPES * 8, 8, iterations, joint)
-        grids = [[-(-side // times) for side in task.img_size] for times in (16, 8)]
+        grids = [[-(-side // factor) for side in task.img_size] for factor in (16, 8)]
         n = sum(TYPES * rows * columns for rows, columns in grids)
         self.num_features = n * D
         self.routing = self.init_votes(DynamicRouting(n, D, task.num_classes, D_OUT, iterations, bias=True))
@@ -114,7 +116,7 @@ class DeepCaps(CapsuleModel):
         self.reconstruction = RECONSTRUCTION / task.numel
 
     def forward_maps(self, x: Tensor, states: States | None = None) -> list[Tensor]:
-        """-> maps of the stem and of the four cells."""
+        """-> feature maps of the stem and of the four cells."""
         maps = [run_block(self.stem, self.normalize(x), self.grad_checkpointing)]
         for cell in self.cells:
             maps.append(run_block(cell, maps[-1], self.grad_checkpointing))
@@ -123,7 +125,7 @@ class DeepCaps(CapsuleModel):
         return [*maps, run_block(self.last, maps[-1], self.grad_checkpointing)]
 
     def make_capsules(self, maps: list[Tensor]) -> Tensor:
-        """The maps of the last two cells, the coarser first -> capsules [b, n, d], types within positions."""
+        """-> capsules [b, n, d] of the last two cells, the coarser map first, ordered by position, then by type."""
         capsules = [m.unflatten(1, (TYPES, D)).permute(0, 3, 4, 1, 2).flatten(1, 3) for m in (maps[-1], maps[-2])]
         return torch.cat(capsules, 1)
 
@@ -131,15 +133,15 @@ class DeepCaps(CapsuleModel):
         return self.route(self.make_capsules(self.forward_maps(x, states)), states)
 
     def show(self, v: Tensor, shown: Tensor) -> Tensor:
-        """The capsule of the class alone: the decoder does not learn which one it is."""
+        """The capsule of the class alone: the decoder is not told which class it is."""
         return (v * shown.unsqueeze(-1)).sum(1)
 
     def new_decoder(self, num_classes: int) -> nn.Module:
-        """The one there is, for the same reason."""
+        """Keeps an existing decoder: it does not depend on the number of classes."""
         return ConvDecoder(D_OUT, self.task) if self.decoder is None else self.decoder
 
     def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
-        """Glorot's uniform distribution, as Keras has it for [classes, capsules, d_out, d_in] and [classes, d_out]."""
+        """Glorot's uniform distribution, as Keras computes it for [classes, n_in, d_out, d_in] and [classes, d_out]."""
         n_in, d_in, n_out, d_out = routing.w.shape
         bound = (6 / (n_out * n_in * (d_in + d_out))) ** 0.5
         nn.init.uniform_(routing.w, -bound, bound)

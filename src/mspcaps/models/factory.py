@@ -1,4 +1,4 @@
-"""The two ways to a model: `create_model` for a task of your own, `load_model` as a weights file has it."""
+"""The two ways to get a model: `create_model` for your own task, `load_model` for the task of a weights file."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from mspcaps.models.shipped import default_weights, find_weights, list_pretraine
 from mspcaps.models.transfer import transfer
 from mspcaps.models.weights_file import check_state, load_state, read_weights
 
-USUAL = 128  # classes, channels, pixels a side
+USUAL = 128  # the most classes, channels or pixels a side that need no check before a model is built
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -37,17 +37,18 @@ def create_model(
 ) -> Model:
     """Create a model, by default an untrained one for 10 classes of 3 x 32 x 32 images.
 
-    `pretrained` loads trained weights: True those that the model ships with, the name of a data set such as "cifar10"
-    those for it, or the path of a weights file. A name that includes the data set, "mspcaps_t.cifar10", does the same.
+    `pretrained` loads trained weights: True the default ones that ship with the package, the name of a data set such as
+    "cifar10" those trained on it, a path those of a weights file. The name "mspcaps_t.cifar10" is short for "mspcaps_t"
+    with pretrained="cifar10".
     `mean` and `std` (per channel) are the normalisation inside the model. With `pretrained`, sizes default to those of
     the weights; if you ask for other classes, channels or sizes, the weights that fit are kept and the rest are new.
     `options` are those of the family, such as patch=2 for mspcaps_t.
-    Unchanged trained weights come in eval mode; a model with anything new in it is in training mode.
+    A model with unchanged trained weights is in eval mode, any other one in training mode.
     """
-    given: dict[str, Any] = {
+    task: dict[str, Any] = {
         "num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, "mean": mean, "std": std,
     }  # fmt: skip
-    given = {key: value for key, value in given.items() if value is not None} | options
+    settings = {key: value for key, value in task.items() if value is not None} | options
     if isinstance(name, str) and "." in name and isinstance(pretrained, bool):
         name, _, pretrained = name.partition(".")
     check_name(name)
@@ -57,22 +58,22 @@ def create_model(
             "keywords such as num_classes"
         )
     if pretrained is False:
-        return build_model(name, **given)
+        return build_model(name, **settings)
     path = default_weights(name) if pretrained is True else find_weights(name, pretrained)
     trained = load_file(path)
     config = trained.config
     if config["name"] != name:
         raise MspcapsError(f"{pretrained} holds weights of {config['name']}, not of {name}")
-    if in_chans is not None and in_chans != config["in_chans"]:  # what was measured was measured on other channels
+    if in_chans is not None and in_chans != config["in_chans"]:  # its mean and std are those of other channels
         config = {key: value for key, value in config.items() if key not in ("mean", "std")}
-    with torch.device("meta"):  # checks what was given, and costs nothing
-        wanted = build_model(**{**config, **given}).config
-    if wanted == trained.config:
+    with torch.device("meta"):  # checks the settings at no cost
+        requested = build_model(**{**config, **settings}).config
+    if requested == trained.config:
         return trained
-    model, metadata = build_model(**wanted), trained.metadata
-    same = config["num_classes"] == wanted["num_classes"]
-    transfer(model, path, metadata.get("classes", ()) if same else (), str(path.name))
-    model.metadata = {"classes": metadata["classes"]} if same and "classes" in metadata else {}
+    model, metadata = build_model(**requested), trained.metadata
+    same_count = config["num_classes"] == requested["num_classes"]
+    transfer(model, path, metadata.get("classes", ()) if same_count else (), str(path.name))
+    model.metadata = {"classes": metadata["classes"]} if same_count and "classes" in metadata else {}
     return model
 
 
@@ -87,18 +88,18 @@ def load_model(name_or_path: str | Path) -> Model:
 
 
 def load_file(path: Path) -> Model:
-    """The model that a weights file holds, in eval mode; `model.metadata` has the rest of its header."""
+    """The model in a weights file, in eval mode; `model.metadata` has the rest of its header."""
     header, tensors = read_weights(path)
     config = header.pop("model")
     try:
-        if not is_usual(config):  # its header may promise more than any memory holds
+        if not is_usual(config):  # a forged header may ask for more memory than there is
             with torch.device("meta"):
-                twin = build_model(**config)
-            check_state(twin, twin.upgrade_state(tensors), path)
+                meta = build_model(**config)
+            check_state(meta, meta.upgrade_state(tensors), path)
         model = build_model(**config)
     except MspcapsError as error:
         raise MspcapsError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-    except RuntimeError as error:  # more bytes than can be counted
+    except RuntimeError as error:  # PyTorch refuses a size beyond 64 bits
         raise MspcapsError(f"{path}: {error}") from error
     load_state(model, model.upgrade_state(tensors), path)
     use_channels_last(model)
@@ -107,14 +108,14 @@ def load_file(path: Path) -> Model:
 
 
 def is_usual(config: dict[str, Any]) -> bool:
-    """Whether the sizes in a header are small whatever the model: to look at shapes first takes PyTorch a second."""
+    """Whether the sizes in a header are small for every model; checking shapes on the meta device takes a second."""
     sides = config.get("img_size")
     sizes = (config.get("num_classes"), config.get("in_chans"), *(sides if isinstance(sides, list) else [sides]))
     return config.keys() <= {"name", *TASK} and all(isinstance(n, int) and n <= USUAL for n in sizes)
 
 
 def as_model(model: nn.Module | str | Path) -> nn.Module:
-    """Load a name or a path as `load_model` does; a model is returned as it is."""
+    """Loads a name or a path as `load_model` does; returns a model unchanged."""
     if isinstance(model, str | Path):
         return load_model(model)
     if not isinstance(model, nn.Module):

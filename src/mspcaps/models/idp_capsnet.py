@@ -2,13 +2,13 @@
 
 Paper: Tsai et al., "Capsules with Inverted Dot-Product Attention Routing", 2020; code:
 apple/ml-capsules-inverted-attention-routing.
-Known: all layers (table 8 of the paper), the routing, its scale by the root of a pose's size, how the weights start,
-and the paper's count of 0.56 million. The class capsules give logits, through one linear layer for all of them, whose
-bias cross-entropy cannot see: it moves all logits alike.
-Our reading: two passes of routing by default, which the paper gives as 85.05 %; four are its best, 85.17 %.
-Differs from it: images are normalised inside the model, as everywhere in this library. The authors' code takes windows
-out of the map in an order that mixes places with entries of a pose; ours does not. What no class capsule can see any
-more, such as convolutional capsules in the last pass, is not computed.
+Known: all layers (Table 8 of the paper), the routing, the division of agreements by the square root of the pose size,
+the initial weights, and the paper's count of 0.56 million parameters. One linear layer, shared by the class capsules,
+turns each into a logit; its bias shifts all logits alike, so cross-entropy gives it no gradient.
+Our reading: two routing passes by default, for which the paper gives 85.05 %; its best is 85.17 %, with four.
+Differs from it: images are normalised inside the model, as everywhere in this library. The authors' code extracts
+windows in an order that mixes positions with entries of a pose; ours does not. Capsules that no longer reach a class
+capsule, such as the convolutional capsules of the last pass, are not computed.
 Parameters: 561,297 for 3 x 32 x 32, 556,689 for 1 x 32 x 32, 510,609 for 1 x 28 x 28.
 """
 
@@ -21,8 +21,8 @@ from mspcaps.models.model import Model, Task
 from mspcaps.models.registry import register_model
 
 TYPES = 32
-POSE = 16  # 4 x 4
-SMALLEST = 13  # pixels a side that leave one capsule: 13 -> 7 -> 3 -> 1
+POSE = 16  # entries of a pose, a matrix of 4 x 4
+SMALLEST = 13  # pixels a side that leave one position: 13 -> 7 -> 3 -> 1
 
 
 class PrimaryCaps(nn.Module):
@@ -38,10 +38,10 @@ class PrimaryCaps(nn.Module):
 
 
 class IDPCapsNet(CapsuleModel):
-    """Convolution -> primary capsules -> two layers of convolutional capsules -> class capsules -> a logit of each.
+    """Convolution -> primary capsules -> two layers of convolutional capsules -> class capsules -> logits.
 
-    In the first pass every layer is made from the one below it; in each later one all layers are updated at once, from
-    what the layers below them and they themselves were in the pass before.
+    The first pass computes each layer from the one below it. Each later pass updates all layers at once, from the
+    values that they and the layers below them had in the previous pass.
     """
 
     scores = "logits"
@@ -62,19 +62,19 @@ class IDPCapsNet(CapsuleModel):
         self.num_features = max(1, iterations - 1) * grid[0] * grid[1] * TYPES * POSE
 
     def make_capsules(self, maps: list[Tensor], states: States | None = None) -> list[Tensor]:
-        """-> the upper convolutional capsules [b, h, w, types, 16] of every pass that the class capsules see.
+        """-> the upper convolutional capsules [b, h, w, types, 16] of every pass that the class capsules use.
 
-        A layer is updated as long as the layer above it looks at it again.
+        A layer is updated only as long as the layer above it still uses the result.
         """
         u = run_block(self.primary, maps[0], self.grad_checkpointing)
         lower = self.lower(u)
-        seen = [self.upper(lower)]
-        for step in range(2, self.iterations):  # the class capsules of pass t look at pass t - 1
-            upper = self.upper(lower, seen[-1], states if step == self.iterations - 1 else None)
+        passes = [self.upper(lower)]
+        for step in range(2, self.iterations):  # the class capsules of pass t use pass t - 1
+            upper = self.upper(lower, passes[-1], states if step == self.iterations - 1 else None)
             if step < self.iterations - 1:
                 lower = self.lower(u, lower, states if step == self.iterations - 2 else None)
-            seen.append(upper)
-        return seen
+            passes.append(upper)
+        return passes
 
     def route_blocks(self, features: list[Tensor], states: States | None = None) -> list[Tensor]:
         """-> class capsules [b, num_classes, 16]."""
@@ -84,8 +84,8 @@ class IDPCapsNet(CapsuleModel):
         return [v.flatten(1, 3)]
 
     def forward_capsules(self, x: Tensor, states: States | None = None) -> Tensor:
-        """-> class capsules [b, num_classes, 16]. Only blocks that weigh anything append to `states`: in two passes the
-        class capsules alone, in four all three."""
+        """-> class capsules [b, num_classes, 16]. Only blocks that compute couplings append to `states`: with two
+        passes the last block alone, with four all three."""
         return self.route(self.make_capsules(self.forward_maps(x), states), states)
 
     def forward_head(self, features: list[Tensor]) -> Tensor:

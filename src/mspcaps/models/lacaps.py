@@ -1,9 +1,9 @@
-"""LaCaps: local agreement capsules. A family of our own; docs/lacaps.md states the equations and what was measured.
+"""LaCaps: local agreement capsules. A family of our own; docs/lacaps.md has the equations and the measurements.
 
-Three feature maps, each half as fine as the one before, are cut into patches, and every patch is a capsule. The
-capsules of all scales vote for the classes through the same matrix; votes of finer patches count for a coarser one as
-far as they agree with it, inside a window. No weight belongs to a place of the image: one set serves every image size.
-The heads `_average` and `_linear` on the same backbone are what the capsules are compared with.
+Three feature maps, each at half the resolution of the one before, are cut into patches, and every patch becomes a
+capsule. The capsules of all scales vote for the classes through the same matrix. A patch adds to its own vote those of
+the finer patches in a window, weighted by how well they agree with it. No weight belongs to a position in the image, so
+one set of weights serves every image size. The heads `_average` and `_linear` on the same backbone are the controls.
 Parameters (3 x 32 x 32, 10 classes): lacaps_t 336,690 (deep 316,570); lacaps_t_average 317,610; lacaps_t_linear
 352,362; lacaps_l 9,309,122.
 """
@@ -26,16 +26,16 @@ from mspcaps.models.registry import register_model
 
 @dataclass(frozen=True)
 class Config:
-    """What tells the sizes apart, and what is worth trying."""
+    """What differs between the sizes, and the options."""
 
     widths: tuple[int, int, int]  # channels of the stages
     blocks: tuple[int, int, int]  # per stage
-    expansion: int  # of the channels between the two 1x1 convolutions of a block
-    dim: int  # d, of the capsules of a patch
-    d_out: int  # e, of a vote and of the class capsules
-    kernel: int = 5  # of the depthwise convolutions
+    expansion: int  # factor by which a block widens between its two 1x1 convolutions
+    dim: int  # d, dimension of a patch's capsule
+    d_out: int  # e, dimension of a vote and of a class capsule
+    kernel: int = 5  # side of the depthwise kernels
     patch: int = 4
-    window: int = 4  # side of the square of finer patches that a patch listens to
+    window: int = 4  # side of the square of finer patches that vote for a patch
 
 
 TINY = Config(widths=(32, 64, 128), blocks=(2, 3, 3), expansion=2, dim=64, d_out=8)
@@ -44,7 +44,7 @@ LARGE = Config(widths=(96, 192, 384), blocks=(4, 6, 8), expansion=3, dim=192, d_
 
 
 class Block(nn.Module):
-    """x + f(x), [b, c, h, w] -> the same shape: a depthwise convolution looks around, two 1x1 convolutions think."""
+    """x + f(x), [b, c, h, w] -> the same shape: a depthwise convolution, then two 1x1 convolutions with a GELU."""
 
     def __init__(self, width: int, hidden: int, kernel: int) -> None:
         super().__init__()
@@ -71,17 +71,17 @@ class Halve(nn.Module):
 
 
 class Backbone(nn.Module):
-    """[b, c, h, w] -> the last map of every stage, finest first: h x w, then half as fine, then a quarter.
+    """[b, c, h, w] -> the last map of every stage, finest first: at full, half and a quarter of the resolution.
 
-    Heads see a map after BatchNorm and GELU: the mean over a patch then says how much of something is there. With
-    `scales=1` they see the coarsest map alone.
+    The maps go through BatchNorm and GELU, so that the mean over a patch measures how much of a feature is there. With
+    `scales=1` only the coarsest map is returned.
     """
 
     def __init__(self, config: Config, task: Task, scales: int = 3) -> None:
         super().__init__()
         check_img_size(task.img_size)
         if config.kernel % 2 == 0:
-            raise MspcapsError(f"kernel is {config.kernel}, but must be odd, so that a convolution has a middle")
+            raise MspcapsError(f"kernel is {config.kernel}, but must be odd, so that it has a centre")
         self.stages, chans = nn.ModuleList(), task.in_chans
         for width, count in zip(config.widths, config.blocks, strict=True):
             first = Halve(chans, width) if self.stages else ConvBN(chans, width)
@@ -97,24 +97,23 @@ class Backbone(nn.Module):
             for block in stage:  # type: ignore[attr-defined]
                 x = run_block(block, x, self.grad_checkpointing)
             maps.append(x)
-        seen = maps[-len(self.norms) :]
-        return [F.gelu(norm(x)) for norm, x in zip(self.norms, seen, strict=True)]
+        return [F.gelu(norm(f)) for norm, f in zip(self.norms, maps[-len(self.norms) :], strict=True)]
 
 
 def patch_means(f: Tensor, patch: int) -> Tensor:
-    """[b, c, h, w] -> [b, ceil(h / patch), ceil(w / patch), c]; a patch that the border cuts off is smaller."""
+    """[b, c, h, w] -> [b, ceil(h / patch), ceil(w / patch), c]; patches at the border may be smaller."""
     return F.avg_pool2d(f, patch, ceil_mode=True, count_include_pad=False).permute(0, 2, 3, 1)
 
 
 def patch_grid(img_size: tuple[int, int], cell: int) -> Grid:
-    """Rows and columns of patches that are `cell` pixels wide."""
+    """Rows and columns of patches of `cell` x `cell` pixels."""
     return -(-img_size[0] // cell), -(-img_size[1] // cell)
 
 
 class PatchCapsules(nn.Module):
     """Feature map [b, c, h, w] -> a capsule for every patch [b, rows, columns, d].
 
-    BatchNorm, not LayerNorm: a patch with nothing to say may have a short capsule.
+    BatchNorm, not LayerNorm: an uninformative patch may keep a short capsule.
     """
 
     def __init__(self, in_chans: int, dim: int, patch: int) -> None:
@@ -131,19 +130,19 @@ class PatchCapsules(nn.Module):
         return self.bn(u.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-START = 0.1  # of the votes: short class capsules, which squash does not yet hold back
+INITIAL_SCALE = 0.1  # of the votes: class capsules start short, where squash does not saturate
 
 
 class Votes(nn.Module):
-    """Capsules [b, h, w, d] -> what each of them votes for every class [b, h, w, j, e], through one matrix for all.
+    """Capsules [b, h, w, d] -> the vote of each capsule for every class [b, h, w, j, e], through one shared matrix.
 
-    Without the bias a capsule and its opposite would speak for the same class: only the length of a vote counts.
+    Without the bias a capsule and its negative would support the same class, because only the length of a vote counts.
     """
 
     def __init__(self, dim: int, num_classes: int, d_out: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(START * torch.randn(dim, num_classes, d_out) / dim**0.5)
-        self.bias = nn.Parameter(START * torch.randn(num_classes, d_out))
+        self.w = nn.Parameter(INITIAL_SCALE * torch.randn(dim, num_classes, d_out) / dim**0.5)
+        self.bias = nn.Parameter(INITIAL_SCALE * torch.randn(num_classes, d_out))
 
     def forward(self, u: Tensor) -> Tensor:
         return cast_votes(u.unsqueeze(0), self.w.unsqueeze(0)).squeeze(0) + self.bias
@@ -159,7 +158,7 @@ class LaCaps(CapsuleModel):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        self.normalize = Normalize(task.mean, task.std)  # of any size
+        self.normalize = Normalize(task.mean, task.std)  # takes any image size
         self.patch, self.d_out = config.patch, config.d_out
         self.backbone = Backbone(config, task)
         self.patchify = nn.ModuleList(PatchCapsules(width, config.dim, config.patch) for width in config.widths)
@@ -209,7 +208,7 @@ class AverageHead(LinearClassifier):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        self.normalize = Normalize(task.mean, task.std)  # of any size
+        self.normalize = Normalize(task.mean, task.std)  # takes any image size
         self.backbone = Backbone(config, task, self.scales)
         self.num_features = config.widths[-1]
         self.new_classifier(task.num_classes)
@@ -222,7 +221,7 @@ class AverageHead(LinearClassifier):
         return super().forward_head(features.mean((2, 3)))
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
-        """-> map.i [b, c, h, w] of every scale that the head sees, the coarsest being map.2."""
+        """-> map.i [b, c, h, w] of every scale that the head uses; the coarsest is map.2."""
         return numbered("map", self.backbone(self.normalize(x)), 3 - self.scales)
 
     def no_weight_decay(self) -> set[str]:
@@ -230,7 +229,7 @@ class AverageHead(LinearClassifier):
 
 
 class PatchesHead(AverageHead):
-    """No capsules: one linear layer on all patches that LaCaps makes capsules of, so for one image size only."""
+    """No capsules: one linear layer on all the patches that are capsules in LaCaps, so for one image size only."""
 
     scales = 3
 
@@ -253,8 +252,8 @@ class PatchesHead(AverageHead):
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.i [b, c, h, w] and average.i [b, rows, columns, c] of every scale."""
-        named = super().forward_intermediates(x)
-        return named | numbered("average", [patch_means(f, self.patch) for f in named.values()])
+        maps = super().forward_intermediates(x)
+        return maps | numbered("average", [patch_means(f, self.patch) for f in maps.values()])
 
     def tensor_places(self) -> dict[str, Any]:
         return {"head.weight": self.grids}

@@ -1,4 +1,4 @@
-"""The contract: what a family declares, and all that the rest of the library knows about a model."""
+"""The contract: what a family declares, which is all that the rest of the library knows about a model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,12 +18,12 @@ from mspcaps.models.layers import LEAST_STD, Normalize
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # see Model.criterion
 ImageSize = int | tuple[int, int]
-MAX_SIZE = 1 << 24  # of classes, channels and pixels a side: products of them still fit into 64 bits
+MAX_SIZE = 1 << 24  # limit on classes, channels and pixels a side: their products still fit into 64 bits
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is built for; `make_task` has checked it."""
+    """What a model is built for; `make_task` checks it."""
 
     num_classes: int
     in_chans: int
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def numel(self) -> int:
-        """Numbers of an image."""
+        """Values in an image: channels x height x width."""
         return self.in_chans * math.prod(self.img_size)
 
 
@@ -71,7 +71,7 @@ def make_task(
         raise MspcapsError(
             f"mean and std need one value per channel: got {len(means)} and {len(deviations)} for {in_chans}"
         )
-    if min(deviations) <= 0:  # training on images that are all alike measures a small one
+    if min(deviations) <= 0:
         raise MspcapsError(f"std is {deviations}, but the deviation of every channel must be above 0")
     return Task(num_classes, in_chans, size, means, deviations)
 
@@ -82,11 +82,11 @@ class Model(nn.Module, ABC):
     A family implements `forward_features` and `forward_head` and overrides what differs from the defaults here.
     """
 
-    scores: ClassVar[Literal["lengths", "logits"]] = "logits"  # lengths are in [0, 1], each class by itself
+    scores: ClassVar[Literal["lengths", "logits"]] = "logits"  # lengths are in [0, 1], independent for each class
 
-    config: dict[str, Any]  # name, the task, and the family's options: what builds it again
-    metadata: dict[str, Any]  # what else its weights file says, such as classes and recipe
-    num_features: int  # how many numbers the classifier sees of an image
+    config: dict[str, Any]  # name, task and the family's options: enough to build the model again
+    metadata: dict[str, Any]  # the rest of its weights file's header, such as classes and recipe
+    num_features: int  # how many features of an image the classifier gets
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward_features(self, x: Tensor) -> Any:
-        """Images -> what the head takes: a tensor, or a list of them, such as the capsules of each scale."""
+        """Images -> the input of the head: a tensor, or a list of them, such as the capsules of each scale."""
 
     @abstractmethod
     def forward_head(self, features: Any) -> Tensor:
@@ -127,18 +127,19 @@ class Model(nn.Module, ABC):
         return criterion(self(x), y)
 
     def routing_state(self, x: Tensor) -> list[RoutingState]:
-        """What every routing block does with a batch, in order; empty for a model without couplings."""
+        """The state of every routing block for a batch, in order; empty for a model without couplings."""
         return []
 
     def patch_grids(self) -> list[tuple[int, Grid]]:
-        """Side in pixels and grid of the patches of each scale, finest first; empty if capsules have no place."""
+        """Side in pixels and grid of the patches of each scale, finest first; empty if capsules have no position."""
         return []
 
     def tensor_places(self) -> dict[str, Any]:
-        """Name -> where the rows of a tensor belong, for the tensors whose module says so (`tensor_places`).
+        """Name -> place of a tensor: the grid or window that its rows belong to, as its module's `tensor_places` says.
 
-        The same shape at another place means something else: `transfer` takes a tensor over where the places are equal
-        and interpolates it where both are an OnGrid. None, a place that the module does not know, is the image size.
+        A tensor of the same shape at another place means something else: `transfer` copies a tensor if its places are
+        equal and interpolates it if both are an OnGrid. A module that does not know the place says None, which stands
+        for the image size.
         """
         return {
             f"{path}.{name}": self.img_size if place is None else place
@@ -152,16 +153,16 @@ class Model(nn.Module, ABC):
         raise MspcapsError(f"{type(self).__name__} does not say which of its modules is the classifier")
 
     def new_classifier(self, num_classes: int) -> None:
-        """Replace all modules that depend on the number of classes by fresh ones; `reset_classifier` does the rest."""
+        """Replaces all modules that depend on the number of classes; `reset_classifier` does the rest."""
         raise MspcapsError(f"the classifier of {type(self).__name__} cannot be replaced")
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A fresh classifier for other classes, on the device and in the precision of the old one."""
+        """Replaces the classifier by a new one for other classes, on the same device and in the same precision."""
         task = {name: self.config[name] for name in TASK} | {"num_classes": num_classes}
         num_classes = make_task(self.config.get("name", "the model"), **task).num_classes
-        old, kept = next(self.get_classifier().parameters()), {*self.modules()}
+        old, modules = next(self.get_classifier().parameters()), {*self.modules()}
         self.new_classifier(num_classes)
-        for module in {*self.modules()} - kept:
+        for module in {*self.modules()} - modules:
             module.to(old.device, old.dtype).train(self.training)
         self.num_classes = num_classes
         self.config = self.config | {"num_classes": num_classes}
@@ -176,19 +177,19 @@ class Model(nn.Module, ABC):
         return set()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep less for the backward pass and compute it again: less memory, about a third more time."""
+        """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
         for module in self.modules():
             if hasattr(module, "grad_checkpointing"):
                 module.grad_checkpointing = enable  # type: ignore[assignment]
 
     @classmethod
     def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of an older file, by the names of today."""
+        """Renames the tensors of an older file to today's names."""
         return tensors
 
 
 class LinearClassifier(Model):
-    """A model that ends in one linear layer, which `new_classifier` makes once `num_features` is known."""
+    """A model that ends in one linear layer; a family calls `new_classifier` once it has set `num_features`."""
 
     head: nn.Linear
 
@@ -204,35 +205,35 @@ class LinearClassifier(Model):
 
 
 def numbered(name: str, tensors: Tensor | list[Tensor], first: int = 0) -> dict[str, Tensor]:
-    """name.0, name.1, ... or, of a single tensor, name.0."""
+    """name.0, name.1, ... for a list of tensors, name.0 for a single one."""
     return {f"{name}.{i}": t for i, t in enumerate(tensors if isinstance(tensors, list) else [tensors], first)}
 
 
 def follow_normalization(model: nn.Module, _: object) -> None:
-    """The mean and deviation of a state dict that was loaded are those of the config from now on."""
+    """After a state dict was loaded: puts its mean and standard deviation into the config."""
     assert isinstance(model, Model)
     for name in ("mean", "std"):
         loaded = getattr(model.normalize, name).detach().flatten()
         if loaded.is_meta:
             continue
-        said = loaded.new_tensor(model.config[name]).clamp_min(LEAST_STD if name == "std" else -math.inf)
-        if not torch.allclose(loaded, said, rtol=2**-10, atol=0):  # files in half precision round them
+        configured = loaded.new_tensor(model.config[name]).clamp_min(LEAST_STD if name == "std" else -math.inf)
+        if not torch.allclose(loaded, configured, rtol=2**-10, atol=0):  # files in half precision round them
             model.config = model.config | {name: tuple(loaded.tolist())}
 
 
 def param_groups(model: Model, weight_decay: float) -> list[dict[str, Any]]:
-    """For torch.optim: the model's parameters, those of `no_weight_decay` in a group of their own."""
-    spared = model.no_weight_decay()
+    """Parameter groups for torch.optim: those of `no_weight_decay` are in a group of their own."""
+    undecayed = model.no_weight_decay()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups: Sequence[tuple[list[nn.Parameter], float]] = (
-        ([p for name, p in named if name not in spared], weight_decay),
-        ([p for name, p in named if name in spared], 0.0),
+        ([p for name, p in named if name not in undecayed], weight_decay),
+        ([p for name, p in named if name in undecayed], 0.0),
     )
     return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    """The model inside the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     if not isinstance(model, nn.Module):
         raise MspcapsError(f"expected a model, not {model!r:.80}")
     while inner := model._modules.get("_orig_mod") or (
@@ -243,7 +244,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """Name and sizes of a model that `create_model` or `load_model` made, however it was wrapped."""
+    """The config of a model from `create_model` or `load_model`, wrapped or not."""
     config = getattr(unwrapped(model), "config", None)
     if not isinstance(config, dict):
         raise MspcapsError(

@@ -2,12 +2,12 @@
 
 Paper: Hu, Han, Sun, Ren, "MSPCaps: A Multi-Scale Patchify Capsule Network with Cross-Agreement Routing for Visual
 Recognition", https://github.com/abdn-hyd/MSPCaps.
-Differs from it: nothing known, though most of its ablations come out higher here than printed (docs/results.md). Where
-it is silent, the reading is the one that reproduces every parameter count it prints; docs/paper.md lists what no count
-decides, such as the capsules of the _dr models and of mspcaps_l_shared. Vote weights start from N(0, 1 / d_in),
-positions from N(0, 1), everything else as PyTorch does.
-Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320 (343,616 without positions, 4,182,784 with a decoder, of
-which only training makes use); mspcaps_l 10,932,944.
+Differs from it: in no way that we know of, though most of its ablations come out higher here than printed
+(docs/results.md). Where the paper is silent, we chose what reproduces every parameter count it prints; docs/paper.md
+lists what no count decides, such as the capsules of the _dr models and of mspcaps_l_shared. Vote weights start from
+N(0, 1 / d_in), position embeddings from N(0, 1), everything else as in PyTorch.
+Parameters (3 x 32 x 32, 10 classes): mspcaps_t 344,320 (343,616 without position embeddings, 4,182,784 with a decoder,
+which only training uses); mspcaps_l 10,932,944.
 """
 
 import math
@@ -39,8 +39,8 @@ class Config:
     shared: bool
     scales: tuple[int, ...] = (0, 1, 2)  # which feature maps become capsules, finest first
     routing: type[CrossAgreementRouting] | type[AdditionFusion] = CrossAgreementRouting
-    position: bool = True  # whether capsules know where they are
-    decoder: bool = False  # whether a reconstruction loss is added
+    position: bool = True  # whether primary capsules have position embeddings
+    decoder: bool = False  # whether a decoder adds a reconstruction loss
 
 
 TINY = Config(widths=(32, 64, 128), depth=2, dims=(8, 8, 16), d_mid=16, d_out=32, patch=4, shared=True)
@@ -48,7 +48,7 @@ LARGE = Config(widths=(128, 256, 512), depth=3, dims=(16, 32, 64), d_mid=64, d_o
 
 
 class ResidualBlock(nn.Module):
-    """One 3x3 convolution that sets width and stride, then depth - 1 of them with identity shortcuts."""
+    """A 3x3 convolution that sets width and stride, then depth - 1 more with identity shortcuts."""
 
     def __init__(self, in_chans: int, width: int, depth: int, stride: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class MSPCaps(CapsuleModel):
         self.decoder = self.new_decoder(task.num_classes) if config.decoder else None
 
     def build_routing(self, config: Config) -> list[nn.Module]:
-        """The CAR blocks: two for three scales, else one straight to the classes; a single scale meets itself."""
+        """The CAR blocks: two for three scales, else one straight to the classes; a single scale is both inputs."""
         grids, dims, block, shared = self.grids, [config.dims[i] for i in config.scales], config.routing, config.shared
         if len(grids) < 3:
             return [block(grids[0], dims[0], grids[-1], dims[-1], self.num_classes, config.d_out, shared)]
@@ -137,7 +137,7 @@ class MSPCaps(CapsuleModel):
         return self.patchify(maps)
 
     def route_blocks(self, u: list[Tensor], states: States | None = None) -> list[Tensor]:
-        """-> what every routing block makes of them [b, j, e], the class capsules last."""
+        """-> the output of every routing block [b, j, e], class capsules last."""
         if len(u) < 3:
             return [self.routing[0](u[0], u[-1], states)]
         middle = self.routing[0](u[0], u[1], states)
@@ -153,12 +153,12 @@ class MSPCaps(CapsuleModel):
 
     @classmethod
     def upgrade_state(cls, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The first weights were shipped when the network was its own backbone."""
+        """In the first shipped weights the blocks of the backbone belonged to the network itself."""
         return {f"backbone.{name}" if name.startswith("blocks.") else name: t for name, t in tensors.items()}
 
 
 class MSPCapsDR(MSPCaps):
-    """The paper's "4 x DR" ablation: each scale halves its capsules by dynamic routing, the fourth block joins them."""
+    """The paper's "4 x DR" ablation: dynamic routing halves the capsules of each scale; a fourth block joins them."""
 
     def __init__(self, task: Task, config: Config, iterations: int) -> None:
         self.iterations = iterations
@@ -193,8 +193,8 @@ def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:
 def middle_grids(n_mid: int, coarse: Grid) -> tuple[Grid, Grid]:
     """(grid of the middle capsules, grid of the coarse ones) for the second routing block.
 
-    Middle capsules are numbered, not placed. When r x r of them meet each coarse capsule they are laid on the grid
-    that is r times finer; otherwise groups are consecutive runs.
+    Middle capsules have numbers, but no positions. If r x r of them meet each coarse capsule, they are laid out on a
+    grid r times as fine; otherwise groups are runs of consecutive capsules.
     """
     n = math.prod(coarse)
     r = math.isqrt(n_mid // n)
@@ -225,7 +225,7 @@ def mspcaps_t_p3(task: Task) -> MSPCaps:
     return mspcaps_t(task, patch=3)
 
 
-# The scale ablations keep only the blocks they need and the dimensions of the first routing block: 8 in, 16 out.
+# The scale ablations keep the blocks they need and have the dimensions of the first routing block: 8 in, 16 out.
 ONE_BLOCK = replace(TINY, dims=(8, 8, 8), d_out=16)
 
 

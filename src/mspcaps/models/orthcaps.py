@@ -1,20 +1,20 @@
-"""OrthCaps: capsules that attend to each other through orthogonal matrices, sparsely, after similar ones are pruned.
+"""OrthCaps: similar capsules are pruned, the others attend to each other sparsely and through orthogonal matrices.
 
 Paper: Geng et al., "OrthCaps: An Orthogonal CapsNet with Sparse Attention Routing and Pruning", CVPR 2024. There is no
-public code: the repository that the paper names holds a README alone.
+public code: the repository named in the paper holds only a README.
 Known: capsules of 16 dimensions, a backbone of four convolutions, maps of 64 x 16 x 16, depthwise convolutions in
 capsule layers, Householder matrices, 1.5-entmax, 16 heads, pruning above a cosine of 0.7, margin loss, no decoder,
 dropout of 0.25. S: primary capsules from a 9 x 9 kernel, two capsule layers for CIFAR-10 and none for MNIST. D: primary
-capsules from a 3 x 3 kernel, seven blocks of three layers with shortcuts, routing between blocks too.
-Our reading: all else, chosen to match the printed 105.5K (MNIST) and 574K. Widths and kernels of the backbone;
-BatchNorm after every convolution; a capsule is pruned at its own place, if a longer one anywhere in the image points
-the same way; in D a head for every output capsule; a depthwise kernel over the whole last map (S) or its mean (D)
-before the vote for the classes; that vote, by self-attention with entmax; dropout before it; He's deviation for the
-vote matrices of a class, all of which it sees; biases of capsule layers that start from a normal distribution, those of
-the primary capsules excepted. The paper counts parameters after pruning, which a mask for each image cannot explain.
-Differs from it: LayerNorm before each routing of D, for training; images are normalised inside the model.
-`orthcaps_s` has the two capsule layers unless its images have one channel: these are the paper's models for CIFAR-10
-and MNIST.
+capsules from a 3 x 3 kernel, seven blocks of three layers with shortcuts, and routing between blocks.
+Our reading: everything else, chosen to match the printed 105.5K (MNIST) and 574K. The widths and kernels of the
+backbone. BatchNorm after every convolution. Pruning compares all capsules of an image, whatever their type or position.
+In D, a head for every output capsule. Before the class votes, a depthwise kernel over the whole last map (S) or its
+mean (D), then dropout. Votes weighted by self-attention with entmax; their matrices start with He's standard deviation,
+counting all capsules that vote for a class. In capsule layers other than the primary one, BatchNorm's biases start from
+a normal distribution. The paper counts parameters after pruning, which a mask for each image cannot explain.
+Differs from it: LayerNorm before each routing of D, without which it does not train. Images are normalised inside the
+model, as everywhere in this library.
+`orthcaps_s` has the two capsule layers unless its images have one channel: the paper's models for CIFAR-10 and MNIST.
 Parameters: orthcaps_s 105,504 for 1 x 32 x 32 (101,920 for 1 x 28 x 28), 128,224 for 3 x 32 x 32; orthcaps_d 572,416
 and 574,016.
 """
@@ -37,11 +37,11 @@ from mspcaps.models.layers import BatchNorm, Dropout, check_img_size, run_block
 from mspcaps.models.model import Task
 from mspcaps.models.registry import register_model
 
-SMALLEST = 17  # pixels a side that leave S a capsule: a map of 9 for its kernel of 9
+SMALLEST = 17  # pixels a side for S: its 9 x 9 kernel needs a map of 9 x 9
 STEM = ((32, 5, 1), (32, 3, 1), (64, 3, 1), (64, 3, 2))  # channels, kernel, stride
-D = 16  # dimensions of every capsule
-THETA = 0.7  # capsules with a larger cosine are alike
-BLOCKS = 7  # of OrthCaps-D, three layers each
+D = 16  # dimension of every capsule
+THETA = 0.7  # capsules with a larger cosine are considered similar
+BLOCKS = 7  # in OrthCaps-D, of three layers each
 
 
 def as_capsules(x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def as_map(u: Tensor) -> Tensor:
 
 
 class ConvCaps(nn.Module):
-    """Map [b, n d, h, w] -> map of other n, h and w: convolution, depthwise or not, BatchNorm, squash."""
+    """Map [b, n d, h, w] -> [b, n' d, h', w']: convolution, depthwise or not, BatchNorm, squash."""
 
     def __init__(
         self, chans: int, out_chans: int, kernel: int | tuple[int, int], stride: int = 1, padding: int = 0,
@@ -65,8 +65,8 @@ class ConvCaps(nn.Module):
         groups = chans if depthwise else 1
         self.conv = nn.Conv2d(chans, out_chans, kernel, stride, padding, groups=groups, bias=False)
         self.bn = BatchNorm(out_chans)
-        # From zero, all that follows the backbone would give a map and its opposite the same lengths: nothing that is
-        # linear in the features could be learnt before the biases have grown.
+        # With zero biases the lengths of the class capsules would be the same for a feature map and its negative:
+        # nothing linear in the features could be learnt until the biases have grown.
         nn.init.normal_(self.bn.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class ConvCaps(nn.Module):
 
 
 class Routed(nn.Module):
-    """Map [b, n d, h, w] -> map [b, n_out d, h, w]: the capsules at each place are routed among themselves."""
+    """Map [b, n d, h, w] -> map [b, n_out d, h, w]: the capsules at each position are routed on their own."""
 
     def __init__(self, routing: nn.Module) -> None:
         super().__init__()
@@ -106,18 +106,18 @@ class Block(nn.Module):
 
 
 def prune(x: Tensor, theta: float = THETA) -> Tensor:
-    """Map [b, n d, h, w]: a capsule becomes zero if a longer one of its image has a cosine above theta with it."""
+    """Map [b, n d, h, w]: sets a capsule to zero if a longer one of the same image has a cosine above theta with it."""
     u = x.unflatten(1, (-1, D))  # [b, n, d, h, w]
     capsules = u.detach().flatten(3).mT  # [b, n, h w, d]
     lengths = length(capsules)  # [b, n, h w]
     directions = capsules / lengths.unsqueeze(-1)
     all_lengths, all_directions = lengths.flatten(1).unsqueeze(1), directions.flatten(1, 2)
-    kept = []
-    for t in range(u.shape[1]):  # one type at a time: the cosines of all at once would be the largest tensor by far
+    masks = []
+    for t in range(u.shape[1]):  # one type at a time: all cosines at once would be by far the largest tensor
         cosines = directions[:, t] @ all_directions.mT  # [b, h w, n h w]
         longer = all_lengths > lengths[:, t].unsqueeze(-1)
-        kept.append(~((cosines > theta) & longer).any(-1))
-    mask = torch.stack(kept, 1).unflatten(-1, u.shape[3:]).unsqueeze(2)  # [b, n, 1, h, w]
+        masks.append(~((cosines > theta) & longer).any(-1))  # True where a capsule is kept
+    mask = torch.stack(masks, 1).unflatten(-1, u.shape[3:]).unsqueeze(2)  # [b, n, 1, h, w]
     return (u * mask.to(u.dtype)).flatten(1, 2)
 
 
@@ -134,7 +134,7 @@ class OrthCaps(CapsuleModel):
             chans = width
         self.stem = nn.Sequential(*stem)
         self.primary, self.layers, self.flat = primary, nn.ModuleList(layers), flat
-        nn.init.zeros_(primary.bn.bias)  # a direction that all places share would make pruning leave few of them
+        nn.init.zeros_(primary.bn.bias)  # a direction shared by all positions would make pruning remove most capsules
         self.num_features = types * D
         self.dropout = Dropout(0.25)
         self.routing = SparseAttentionRouting(types, D, task.num_classes, D)
@@ -162,11 +162,11 @@ class OrthCaps(CapsuleModel):
         return {"map.0": fmap, "primary.0": capsules, "flat.0": flat, "routed.0": self.route(flat)}
 
     def no_weight_decay(self) -> set[str]:
-        """The rows of a Householder matrix: their length means nothing."""
+        """The vectors of the Householder matrices: their length has no effect."""
         return {name for name, _ in self.named_parameters() if name.endswith(".reflections")}
 
     def fp32_parameters(self) -> set[str]:
-        """Rounded rows are other reflections, of which sixteen follow each other."""
+        """The vectors of the Householder matrices: a matrix multiplies sixteen reflections, and their errors add up."""
         return self.no_weight_decay()
 
 

@@ -17,9 +17,9 @@ def register_model(function: B) -> B:
 
     Options are bool, int, float or str. Defining the function again replaces it.
     """
-    name, known = function.__name__, _builders.get(function.__name__)
-    if known is not None and home_of(known) != home_of(function):
-        raise MspcapsError(f"there is already a model {name}, in {known.__module__}: give yours another name")
+    name, existing = function.__name__, _builders.get(function.__name__)
+    if existing is not None and full_name(existing) != full_name(function):
+        raise MspcapsError(f"there is already a model {name}, in {existing.__module__}: give yours another name")
     parameters = [*inspect.signature(function).parameters.values()]
     if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise MspcapsError(f"{name} must take a task: def {name}(task, *, option=default)")
@@ -32,12 +32,12 @@ def register_model(function: B) -> B:
     return function
 
 
-def home_of(function: Callable[..., Any]) -> tuple[str, str]:
+def full_name(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
 def defining_module(name: str) -> str:
-    """The module that another process has to import to know a model."""
+    """The module that another process must import to register a model."""
     check_name(name)
     return _builders[name].__module__
 
@@ -48,7 +48,7 @@ def registered_models(pattern: str = "*") -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuses what is not the name of a registered model."""
+    """Refuses anything but the name of a registered model."""
     if not isinstance(name, str) or name not in _builders:
         hint = nearest(str(name), _builders, "`mspcaps models` lists them.")
         raise MspcapsError(f"there is no model {name!r:.80}: {hint}")
@@ -62,7 +62,7 @@ def model_options(name: str) -> dict[str, Any]:
 
 
 def check_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that differ from their defaults; a wrong name or type is refused."""
+    """The options that differ from their defaults; refuses a wrong name or type."""
     defaults = model_options(name)
     for key, value in options.items():
         if key not in defaults:
@@ -89,7 +89,7 @@ def build_model(
 ) -> Model:
     """A freshly initialised model: images in [0, 1], [b, in_chans, *img_size] -> class scores [b, num_classes].
 
-    mean and std per channel are the normalisation inside the model; 0.5 where nothing is known about the images.
+    `mean` and `std` (per channel) are the normalisation inside the model; both default to 0.5.
     """
     options = check_options(name, options)
     task = make_task(name, num_classes, in_chans, img_size, mean, std)

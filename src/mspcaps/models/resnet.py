@@ -2,8 +2,8 @@
 
 Paper: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", 2015; resnet20 is its section 4.2.
 Differs from it: resnet18 is the usual CIFAR form of the ImageNet network (3x3 stem of stride 1, no max-pool). Where
-resnet20's shortcut changes width it takes every second pixel and adds the zero channels behind the others; the paper
-does not say on which side. Convolutions start from He's normal distribution over the fan-out, the rest as PyTorch does.
+resnet20 changes width, its shortcut takes every second pixel and appends zero channels after the others; the paper does
+not say on which side. Convolutions start from He's normal distribution over the fan-out, the rest as in PyTorch.
 Parameters (3 x 32 x 32, 10 classes): resnet20 269,722; resnet18 11,173,962.
 """
 
@@ -16,11 +16,11 @@ from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, 
 from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
 
-TOO_SMALL = "is smaller than one pixel of the last feature map"  # of which little would be left but padding
+TOO_SMALL = "is smaller than one pixel of the last feature map"  # which would see mostly padding
 
 
 class PadShortcut(nn.Module):
-    """The paper's option A, without parameters: [b, c, h, w] -> [b, c + extra, ceil(h / stride), ceil(w / stride)]."""
+    """The paper's option A, without parameters: [b, c, h, w] -> [b, c + extra, ceil(h/stride), ceil(w/stride)]."""
 
     def __init__(self, extra: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class PadShortcut(nn.Module):
 
 
 class ProjectionShortcut(nn.Module):
-    """The paper's option B, 1x1 convolution, BatchNorm: [b, c, h, w] -> [b, c', ceil(h / stride), ceil(w / stride)]."""
+    """The paper's option B, 1x1 convolution and BatchNorm: [b, c, h, w] -> [b, c', ceil(h/stride), ceil(w/stride)]."""
 
     def __init__(self, in_chans: int, out_chans: int, stride: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(LinearClassifier):
-    """3x3 stem -> stages of basic blocks, each after the first halving the map -> mean over the map -> linear layer.
+    """3x3 stem -> stages of basic blocks, each but the first halving the map -> mean over the map -> linear layer.
 
     [b, in_chans, h, w] in [0, 1], of any size -> logits [b, num_classes].
     """
@@ -70,11 +70,11 @@ class ResNet(LinearClassifier):
         task: Task,
         widths: Sequence[int],  # of the stages
         blocks: int,  # per stage
-        project: bool,  # shortcuts that change width: 1x1 convolutions (option B) or zero channels (option A)
+        project: bool,  # whether shortcuts that change width are 1x1 convolutions (option B) or add zeros (option A)
     ) -> None:
         super().__init__(task)
         check_img_size(task.img_size, 2 ** (len(widths) - 1), TOO_SMALL)
-        self.normalize = Normalize(task.mean, task.std)  # of any size: the head takes the mean of the map
+        self.normalize = Normalize(task.mean, task.std)  # takes any image size
         self.stem = ConvBN(task.in_chans, widths[0])
         self.blocks, self.per_stage = nn.Sequential(), blocks
         chans = widths[0]

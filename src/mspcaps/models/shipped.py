@@ -1,7 +1,7 @@
-"""Weights that come with the package: <model>.<dataset>.safetensors in half precision, a .json card beside each.
-Those trained against an adversary say so, as in mspcaps_t.cifar10-linf8.
+"""Weights that ship with the package: <model>.<dataset>.safetensors in half precision, with a .json card beside each.
+The names of those trained against an adversary say so, as in mspcaps_t.cifar10-linf8.
 
-`mspcaps.create_model("mspcaps_t", pretrained="cifar10")` uses them without a network; `tools/ship.py` makes them.
+`mspcaps.create_model("mspcaps_t", pretrained="cifar10")` loads them without a network; `tools/ship.py` writes them.
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ from mspcaps.files import sha256_of
 from mspcaps.models.registry import registered_models
 
 SUFFIX = ".safetensors"
-DEFAULT = "cifar10"  # the data set whose weights `pretrained=True` means
+DEFAULT = "cifar10"  # `pretrained=True` means the weights for this data set
 
 
 @dataclass(frozen=True)
 class Card:
-    """What is known about one shipped file; a test measures it again."""
+    """The facts about one shipped file; a test measures them again."""
 
     model: str
     dataset: str
     params: int
     bytes: int
     sha256: str
-    accuracy: float  # percent of the whole test set, from this very file, computed in fp32
+    accuracy: float  # percent on the whole test set, measured from this very file in fp32
     test_images: int
     measured_on: str  # device
-    reference: float  # percent before the weights were halved
-    reference_of: str  # what that was measured from
-    probe: list[int]  # answers to the first ten test images of each class, in the order of the test set
+    reference: float  # percent before the weights were rounded to half precision
+    reference_of: str  # the weights that `reference` was measured from
+    probe: list[int]  # predicted classes of the first ten test images of each class, in test-set order
     recipe: dict[str, Any]
     ledger: str  # path of the run's entry
     run_sha256: str  # of the full-precision weights, as the ledger has it
@@ -53,8 +53,8 @@ class Card:
 
 
 def shipped_name(model: str, dataset: str, recipe: dict[str, Any]) -> str:
-    """mspcaps_t.cifar10; -own or -fast by a recipe of ours in place of the paper's, which LaCaps does not have; -linf8
-    if an adversary could change every pixel by 8/255."""
+    """mspcaps_t.cifar10 for the paper's recipe, or LaCaps's own, since it has no paper; -own or -fast for other recipes
+    of ours; -linf8 if an adversary could change every pixel by 8/255."""
     adversary, kind = recipe.get("adversary"), recipe.get("name", "").partition("+")[0]
     if adversary:
         return f"{model}.{dataset}-linf{adversary['eps']:g}"
@@ -82,7 +82,7 @@ def read_card(name: str) -> Card:
 
 
 def pretrained_path(model: str, dataset: str) -> Path:
-    """The shipped weights of a model trained on a data set, after a check of their size and sha256."""
+    """The path of shipped weights; checks their size and sha256."""
     name = f"{model}.{dataset}"
     if name not in list_pretrained():
         raise MspcapsError(_not_shipped(model, dataset))
@@ -93,7 +93,7 @@ def pretrained_path(model: str, dataset: str) -> Path:
 
 
 def default_weights(model: str) -> Path:
-    """What `create_model(model, pretrained=True)` means: the weights for CIFAR-10, or else the only ones there are."""
+    """The weights for `create_model(model, pretrained=True)`: those for CIFAR-10, or else the only ones."""
     shipped = [name.partition(".")[2] for name in list_pretrained(f"{model}.*")]
     if DEFAULT in shipped or len(shipped) == 1:
         return pretrained_path(model, DEFAULT if DEFAULT in shipped else shipped[0])
@@ -102,7 +102,7 @@ def default_weights(model: str) -> Path:
 
 
 def weights_path(name_or_path: str | Path) -> Path:
-    """A shipped name such as mspcaps_t.cifar10, or the path of a weights file; write ./NAME for a file called so."""
+    """Shipped name such as mspcaps_t.cifar10, or path -> path; ./NAME is a file even if NAME is a shipped name."""
     model, _, dataset = str(name_or_path).rpartition(".")
     if isinstance(name_or_path, str) and (name_or_path in list_pretrained() or _means_a_name(model, name_or_path)):
         return pretrained_path(model, dataset)
@@ -110,10 +110,10 @@ def weights_path(name_or_path: str | Path) -> Path:
 
 
 def find_weights(model: str, pretrained: str | Path) -> Path:
-    """What `create_model(model, pretrained=...)` means: a data set whose weights are shipped, or a weights file."""
-    given = str(pretrained).removeprefix(f"{model}.")  # the whole name of a shipped file is fine too
-    if isinstance(pretrained, str) and (f"{model}.{given}" in list_pretrained() or not _is_path(pretrained)):
-        return pretrained_path(model, given)
+    """The weights for `create_model(model, pretrained=...)`: shipped for that data set, or a weights file."""
+    dataset = str(pretrained).removeprefix(f"{model}.")  # accepts the full name of a shipped file, too
+    if isinstance(pretrained, str) and (f"{model}.{dataset}" in list_pretrained() or not _is_path(pretrained)):
+        return pretrained_path(model, dataset)
     return Path(pretrained).expanduser()
 
 
@@ -122,14 +122,14 @@ def _is_path(text: str) -> bool:
 
 
 def _means_a_name(model: str, text: str) -> bool:
-    """mspcaps_t.cifar is a slip of the pen, my.weights is a file that is not there."""
+    """mspcaps_t.cifar is a mistyped name, my.weights is a file that does not exist."""
     return model in registered_models() and not _is_path(text)
 
 
 def _not_shipped(model: str, dataset: str) -> str:
     shipped = list_pretrained()
     text = f"mspcaps ships no weights of {model} trained on {dataset!r}"
-    meant = list_pretrained(f"{model}.*") if model in registered_models() else shipped
-    if close := difflib.get_close_matches(f"{model}.{dataset}", meant, n=1, cutoff=0.8):
+    candidates = list_pretrained(f"{model}.*") if model in registered_models() else shipped
+    if close := difflib.get_close_matches(f"{model}.{dataset}", candidates, n=1, cutoff=0.8):
         return f"{text}: did you mean {close[0]}?"
     return f"{text} (it ships {', '.join(shipped) or 'none yet'}): train it, or name a .safetensors file instead"

@@ -18,11 +18,11 @@ from mspcaps.models.registry import build_model
 
 @dataclass(frozen=True)
 class Summary:
-    """The cost of one model at one image size."""
+    """The cost of a model at one image size."""
 
     params: int  # trainable numbers, BatchNorm's scale and shift included, its running statistics not
     macs: int  # multiply-adds of one image's forward pass: flops / 2, matrix products and convolutions only
-    memory_bytes_per_image: int  # activations kept for the backward pass in fp32, what one more image adds to a batch
+    memory_bytes_per_image: int  # fp32 activations stored for the backward pass that one more image adds to a batch
     weights_bytes: int  # as stored: parameters in half precision, BatchNorm statistics and the normalisation in fp32
 
 
@@ -31,16 +31,16 @@ def summarize(
 ) -> Summary:
     """The cost of a registered model at the given sizes, or of a model object at its own sizes."""
     if isinstance(model, str):
-        twin: nn.Module = build_on_meta(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options)
+        meta: nn.Module = build_on_meta(model, num_classes=num_classes, in_chans=in_chans, img_size=img_size, **options)
     else:
-        config_of(model)  # refuses what does not say which images it takes, before it is copied
-        twin = copy.deepcopy(model).to("meta", torch.float32)  # the caller's keeps its device, mode and statistics
-    params = sum(p.numel() for p in twin.parameters())
+        config_of(model)  # refuses a model without a config before it is copied
+        meta = copy.deepcopy(model).to("meta", torch.float32)  # the caller's keeps its device, mode and statistics
+    params = sum(p.numel() for p in meta.parameters())
     return Summary(
         params=params,
-        macs=count_macs(twin, image_shape(twin)),
-        memory_bytes_per_image=memory_per_image(twin),
-        weights_bytes=2 * params + sum(b.numel() * b.element_size() for b in twin.buffers()),
+        macs=count_macs(meta, image_shape(meta)),
+        memory_bytes_per_image=memory_per_image(meta),
+        weights_bytes=2 * params + sum(b.numel() * b.element_size() for b in meta.buffers()),
     )
 
 
@@ -57,8 +57,8 @@ def image_shape(model: nn.Module) -> tuple[int, ...]:
 
 def memory_per_image(model: nn.Module) -> int:
     """Bytes of activations that one more image adds to a batch, in fp32; `model` is on the meta device."""
-    # Two batches, because BatchNorm's statistics and sums of parameters are kept once however large the batch. And not
-    # of one image: a map of one pixel then leaves BatchNorm a single value, which it refuses.
+    # The difference of two batches, because some tensors, such as BatchNorm's statistics, are stored once per batch.
+    # Not of one image: BatchNorm refuses the single value per channel that a map of one pixel would give it.
     larger, smaller = (saved_bytes(model, (batch, *image_shape(model))) for batch in (3, 2))
     return larger - smaller
 
@@ -71,18 +71,18 @@ def count_macs(model: nn.Module, image: tuple[int, ...]) -> int:
 
 
 def saved_bytes(model: nn.Module, batch: tuple[int, ...]) -> int:
-    """Bytes that autograd keeps for the backward pass of a batch [b, c, h, w]; parameters do not count."""
+    """Bytes that autograd stores for the backward pass of a batch [b, c, h, w], parameters excluded."""
     own = {storage_key(t) for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}  # holding the storages keeps their addresses from being given out again
+    storages: dict[int, torch.UntypedStorage] = {}  # keeps them alive, so that no address is used twice
 
     def pack(saved: Tensor) -> Tensor:
         if storage_key(saved) not in own:
-            kept[storage_key(saved)] = saved.untyped_storage()  # one entry for all views of the same memory
+            storages[storage_key(saved)] = saved.untyped_storage()  # one entry for all views of the same memory
         return saved
 
     with saved_tensors_hooks(pack, lambda saved: saved):
         model.train()(torch.empty(batch, device=next(model.parameters()).device))
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def storage_key(tensor: Tensor) -> int:

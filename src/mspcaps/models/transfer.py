@@ -1,15 +1,15 @@
-"""Transfer: a model for one task begins with the weights of the same architecture for another.
+"""Transfer: a model for one task starts from the weights of the same architecture for another task.
 
-Whatever means the same in both is taken over bit for bit, BatchNorm's statistics included. The rest follows the task:
+Tensors that mean the same in both are copied bit for bit, BatchNorm's statistics too. The rest depends on the task:
 
-    other classes       the head is new: every tensor whose shape depends on the number of classes, which in MSPCaps are
-                        the vote weights of the last routing block. Classes of other names are other classes.
+    other classes       the head is new: every tensor whose shape depends on the number of classes; in MSPCaps, the vote
+                        weights of the last routing block. Classes with other names count as other classes.
     other image size    position embeddings are interpolated on their grid; vote weights of a routing block whose grid
-                        changed are new, for each belongs to one place of that grid.
-    other channels      the first convolution is summed over its channels and shared evenly among the new ones: a
-                        picture that is the same in all channels gives the same answer as before.
-    normalisation       is that of the new images. Weights know images of mean 0 and deviation 1 per channel, and that
-                        is what they are given again, however dark or flat the new images are.
+                        changed are new, because each belongs to one position of that grid.
+    other channels      the first convolution is summed over its channels and divided evenly among the new ones: an
+                        image with the same content in all channels gives the same answer as before.
+    normalisation       is that of the new images: the network was trained on channels of mean 0 and standard deviation
+                        1, and gets them again, however dark or flat the new images are.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from mspcaps.models.weights_file import check_state, read_weights
 
 @dataclass(frozen=True)
 class Transfer:
-    """What became of every tensor; `str()` says it in one line."""
+    """What happened to every tensor; `str()` says it in one line."""
 
     source: str
     sha256: str
@@ -46,7 +46,7 @@ class Transfer:
 
 
 def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> Transfer:
-    """Give a new model the weights of a file as far as they fit; `source` is what the user called the file."""
+    """Gives a new model the weights of a file that fit it; `source` is what the user called the file."""
     header, tensors = read_weights(path)
     theirs, ours = header["model"], model.config
     if theirs["name"] != ours["name"]:
@@ -66,20 +66,20 @@ def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> T
         if name not in tensors:
             fresh[name] = "other options"
             continue
-        tensor, wanted = tensors[name].to(state[name].dtype), state[name].shape
+        tensor, shape = tensors[name].to(state[name].dtype), state[name].shape
         here, there = before.get(name), after.get(name)
         if name in head:
             fresh[name] = "other classes"
-        elif here == there and tensor.shape == wanted:
+        elif here == there and tensor.shape == shape:
             state[name] = tensor
             taken.append(name)
-        elif isinstance(here, OnGrid) and isinstance(there, OnGrid) and tensor.shape[1:] == wanted[1:]:
+        elif isinstance(here, OnGrid) and isinstance(there, OnGrid) and tensor.shape[1:] == shape[1:]:
             state[name] = interpolate(tensor, here, there)
             fitted[name] = "interpolated"
         elif here != there:
             fresh[name] = "other grid"
-        elif differs_in_channels(tensor.shape, wanted, old.in_chans, model.in_chans):
-            state[name] = tensor.sum(1, keepdim=True).expand(wanted) / model.in_chans
+        elif differs_in_channels(tensor.shape, shape, old.in_chans, model.in_chans):
+            state[name] = tensor.sum(1, keepdim=True).expand(shape) / model.in_chans
             fitted[name] = f"{old.in_chans} to {model.in_chans} channels"
         else:
             fresh[name] = "other shape"
@@ -87,9 +87,9 @@ def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> T
     return Transfer(source, sha256_of(path), tuple(taken), fitted, fresh)
 
 
-def differs_in_channels(shape: Sequence[int], wanted: Sequence[int], theirs: int, ours: int) -> bool:
-    """Whether this is a convolution on the image and nothing but the channels changed: a depthwise one has 1, too."""
-    return len(shape) == 4 and list(wanted) == [shape[0], ours, *shape[2:]] and shape[1] == theirs
+def differs_in_channels(old: Sequence[int], new: Sequence[int], old_chans: int, new_chans: int) -> bool:
+    """Whether these are the shapes of a convolution on the image that differ in nothing but its input channels."""
+    return len(old) == 4 and old[1] == old_chans and list(new) == [old[0], new_chans, *old[2:]]
 
 
 def depends_on_classes(config: dict[str, Any]) -> set[str]:
@@ -102,7 +102,7 @@ def depends_on_classes(config: dict[str, Any]) -> set[str]:
 
 
 def interpolate(position: Tensor, old: Grid, new: Grid) -> Tensor:
-    """[n, d], row-major on the old grid -> [n', d] on the new one: bicubic, antialiased where it shrinks."""
+    """[n, d], row-major on the old grid -> [n', d] on the new one: bicubic, antialiased when shrinking."""
     plane = position.T.reshape(1, -1, *old)
     return F.interpolate(plane, size=new, mode="bicubic", antialias=True).flatten(2)[0].T.contiguous()
 

@@ -1,4 +1,4 @@
-"""Weights files: safetensors with everything in the header that is needed to build the model again."""
+"""Weights files: safetensors whose header has everything that is needed to build the model again."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,13 @@ from mspcaps.files import check_readable, write_atomically
 from mspcaps.models.model import TASK, config_of
 from mspcaps.models.registry import model_options, registered_models
 
-OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes that tell the protocol of pickle
+OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes of pickle's protocol
 
 
 def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **metadata: Any) -> None:
-    """Write the model's state (or `tensors` in its place) with its configuration and whatever else `metadata` says."""
-    if taken := metadata.keys() & {"model", "format"}:
-        raise MspcapsError(f"model.metadata cannot have the key {min(taken)!r}: the file stores that itself")
+    """Writes the model's state (or `tensors` instead), its config and `metadata`."""
+    if reserved := metadata.keys() & {"model", "format"}:
+        raise MspcapsError(f"model.metadata cannot have the key {min(reserved)!r}: the file stores that itself")
     tensors = model.state_dict() if tensors is None else tensors
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
@@ -31,8 +31,8 @@ def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None
 
 
 def sort_metadata(content: bytes) -> bytes:
-    """The same safetensors file with sorted metadata: the library writes them in any order, but equal weights should
-    make equal files."""
+    """The same safetensors file with sorted metadata: the library writes them in any order, but the same weights
+    should give the same file."""
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -48,7 +48,7 @@ def load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None
 
 
 def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Refuses tensors that are not the model's, by name or by shape."""
+    """Refuses tensors whose names, shapes or kinds of numbers are not the model's."""
     own = model.state_dict()
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
@@ -65,7 +65,7 @@ def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `save_weights` wrote: the header and the tensors, as they are stored."""
+    """The header and the tensors that `save_weights` wrote, in the precision of the file."""
     if path.is_dir():
         raise MspcapsError(f"{path} is a folder: name the weights file in it, such as {path / 'model.safetensors'}")
     if not path.is_file():
@@ -100,14 +100,14 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def is_pytorch(path: Path) -> bool:
-    """Whether torch.save wrote it: a zip file that begins with data.pkl or, before torch 1.6, a certain number."""
+    """Whether torch.save wrote it: a zip file that begins with data.pkl or, before torch 1.6, a magic number."""
     with path.open("rb") as file:
         start = file.read(1024)
     return (start.startswith(b"PK") and b"/data.pkl" in start) or start[2:].startswith(OLD_PYTORCH)
 
 
 def check_header(header: dict[str, Any], path: Path) -> None:
-    """Refuses classes and a recipe of the wrong form, as a file put together by hand may have them."""
+    """Refuses malformed classes and recipes, which a file made by hand may have."""
     classes, recipe, count = header.get("classes"), header.get("recipe"), header["model"].get("num_classes")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise MspcapsError(f"{path}: the classes in its header are not a list of names")

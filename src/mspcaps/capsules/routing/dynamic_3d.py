@@ -4,8 +4,8 @@ Letters: b batch, i type of input capsule, j type of output capsule, d in-dim, e
 
     votes      V[i,j] = convolution of the map of type i, the same kernel for every i
     couplings  C[i]   = softmax over (j, h, w) together
-    output     v[j]   = squash( sum over i of C[i,j] V[i,j] + bias[j] ), its length taken over (e, h, w) together
-    logits     B[i,j] += <V[i,j], v[j]> at every place
+    output     v[j]   = squash( sum over i of C[i,j] V[i,j] + bias[j] ), with the length over (e, h, w) together
+    logits     B[i,j] += <V[i,j], v[j]> at every position
 """
 
 import torch
@@ -19,8 +19,8 @@ from mspcaps.capsules.squash import at_least_fp32, squash
 class DynamicRouting3D(RoutingBlock):
     """Maps of capsules [b, i, d, h, w] -> [b, j, e, h, w]: a 3 x 3 window votes for the capsules at its centre.
 
-    The kernel is as deep as a capsule and steps from one to the next, which makes it a 2D convolution of each type.
-    With `joint` the squash is the authors': one length for the whole map of a type; without it each place has its own.
+    The authors' 3D kernel is as deep as a capsule and its stride is as large: a 2D convolution of each type.
+    With `joint`, as in the authors' code, squash uses one length for the whole map of a type, else one per position.
     """
 
     def __init__(self, d_in: int, n_out: int, d_out: int, iterations: int = 3, joint: bool = True) -> None:
@@ -35,7 +35,7 @@ class DynamicRouting3D(RoutingBlock):
         return at_least_fp32(votes).unflatten(1, (self.n_out, self.d_out)).unflatten(0, u.shape[:2])
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
-        """What the last iteration did is appended to `states` if there is such a list."""
+        """Appends the RoutingState of the last iteration to `states` if given."""
         V = self.votes(u)  # [b, i, j, e, h, w]
         logits = V.new_zeros(V[:, :, :, 0].shape)  # [b, i, j, h, w]
         for iteration in range(self.iterations):

@@ -1,8 +1,8 @@
-"""Local agreement: the routing of LaCaps. Parts vote only for the wholes whose window they lie in.
+"""Local agreement: the routing of LaCaps. A part votes only for the wholes whose window it lies in.
 
-Letters: b batch, j class, e dimension of a vote, q place of a whole on its grid, m place in the window of q, p the fine
-place that this is. The grid of the wholes is half as fine as that of the parts, rounded up; a window is the square of
-places below q and, beyond 2 x 2, of those around them.
+Letters: b batch, j class, e dimension of a vote, q position of a whole on its grid, m position in the window of q, p
+the position of that part on the fine grid. The grid of the wholes has half the resolution of the parts', rounded up. A
+window is the 2 x 2 square of parts below q or, if larger, a square with these in its middle.
 
     agreement  a[q,m,j] = g <U1[p,j] + o[m], U2[q,j]> / sqrt(e)
     coupling   c[q,m,j] = softmax over m
@@ -14,10 +14,10 @@ and, from the coarsest wholes to the classes,
     coupling   C[q,j]   = softmax over q of A[q,j]
     class      v[j]     = squash( sum over q of C[q,j] V[q,j] )
 
-U1 are the votes of the parts, zero where a window reaches beyond the border, and U2 the whole's own; V takes the place
-of U1 on the next scale. All that is learned here is o, where in its window a whole looks for its parts, and g, how much
-agreement counts. No weight belongs to a place of the image: the same ones serve every size, and the cost grows with the
-number of pixels.
+U1 are the votes of the parts, zero where a window reaches beyond the border, and U2 the votes of the wholes; on the
+next scale V is used as U1. The only parameters are o, which lets a whole prefer positions in its window, and g, which
+scales the agreement. No weight belongs to a position in the image: the same weights serve every image size, and the
+cost grows with the number of pixels.
 """
 
 import math
@@ -32,11 +32,11 @@ from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import squash
 from mspcaps.errors import MspcapsError
 
-GAIN = 10.0  # g at the start, when votes are short
+INITIAL_GAIN = 10.0  # of g: votes start short, and so do their scalar products
 
 
 class Wholes(NamedTuple):
-    """What a block makes of parts and wholes."""
+    """What a block computes from the votes of parts and wholes."""
 
     votes: Tensor  # V [b, h, w, j, e]
     support: Tensor  # A [b, h, w, j]
@@ -50,13 +50,13 @@ class LocalAgreementRouting(RoutingBlock):
     def __init__(self, d_out: int, window: int) -> None:
         super().__init__(d_out=d_out, window=window)
         if window < 2 or window % 2:
-            raise MspcapsError(f"window is {window}, but must be even and at least 2: wholes lie between parts")
+            raise MspcapsError(f"window is {window}, but must be even and at least 2: a whole lies between parts")
         self.window = window
         self.offset = nn.Parameter(torch.zeros(window * window, d_out))  # o
-        self.gain = nn.Parameter(torch.full((1,), GAIN))  # g
+        self.gain = nn.Parameter(torch.full((1,), INITIAL_GAIN))  # g
 
     def forward(self, U1: Tensor, U2: Tensor, states: States | None = None) -> Wholes:
-        """What the block did is appended to `states` if there is such a list."""
+        """Appends its RoutingState to `states` if given."""
         parts = windows(U1, self.window)  # [b, h, w, m, j, e]
         a = ((parts + self.offset[:, None]) * U2.unsqueeze(3)).sum(-1)  # [b, h, w, m, j]
         a = self.gain / U2.shape[-1] ** 0.5 * a
@@ -64,8 +64,10 @@ class LocalAgreementRouting(RoutingBlock):
         V = U2 + (c.unsqueeze(-1) * parts).sum(3)  # [b, h, w, j, e]
         A = a.logsumexp(3) - math.log(a.shape[3])  # [b, h, w, j]
         if states is not None:
-            votes, members = (by_place(parts), by_place(U2)), window_members((U1.shape[1], U1.shape[2]), self.window)
-            states.append(RoutingState(self, votes, by_place(a), by_place(c), 2, V.flatten(1, 3), members=members))
+            votes = by_position(parts), by_position(U2)
+            members = window_members((U1.shape[1], U1.shape[2]), self.window)
+            state = RoutingState(self, votes, by_position(a), by_position(c), 2, V.flatten(1, 3), members=members)
+            states.append(state)
         return Wholes(V, A)
 
 
@@ -75,23 +77,23 @@ class AgreementPooling(nn.Module):
     inputs = ("wholes", "support")
 
     def forward(self, V: Tensor, A: Tensor, states: States | None = None) -> Tensor:
-        """What the block did is appended to `states` if there is such a list."""
+        """Appends its RoutingState to `states` if given."""
         C = A.flatten(1, 2).softmax(1)  # [b, q, j], sums to one over q
         v = squash((C.unsqueeze(-1) * V.flatten(1, 2)).sum(1))  # [b, j, e]
         if states is not None:
-            states.append(RoutingState(self, (by_place(V),), by_place(A), C.transpose(0, 1), 0, v))
+            states.append(RoutingState(self, (by_position(V),), by_position(A), C.transpose(0, 1), 0, v))
         return v
 
 
-def by_place(t: Tensor) -> Tensor:
-    """[b, h, w, ...] -> [q, b, ...], as a RoutingState has it."""
+def by_position(t: Tensor) -> Tensor:
+    """[b, h, w, ...] -> [q, b, ...], as in a RoutingState."""
     return t.flatten(1, 2).transpose(0, 1)
 
 
 def windows(U: Tensor, window: int) -> Tensor:
-    """[b, h1, w1, ...] -> [b, h2, w2, m, ...]: what lies in the window of every place of the grid half as fine.
+    """[b, h1, w1, ...] -> [b, h2, w2, m, ...]: the window of every position of the grid of half the resolution.
 
-    Beyond the border everything is zero. Slices, and not a gather: every compiler and exporter takes them.
+    Beyond the border everything is zero. Slices instead of a gather: every compiler and exporter supports them.
     """
     h, w = U.shape[1:3]
     rows, columns, before = -(-h // 2), -(-w // 2), window // 2 - 1
@@ -104,6 +106,6 @@ def windows(U: Tensor, window: int) -> Tensor:
 
 
 def window_members(fine: Grid, window: int) -> Tensor:
-    """int64 [q, m]: the number of the fine place p, row by row; -1 beyond the border."""
+    """int64 [q, m]: the index of the fine position p, row by row; -1 beyond the border."""
     numbers = torch.arange(1, fine[0] * fine[1] + 1).view(1, *fine, 1)
     return windows(numbers, window)[0, ..., 0].flatten(0, 1) - 1

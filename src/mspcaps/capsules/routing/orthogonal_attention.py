@@ -7,7 +7,7 @@ that may be zero.
     complete  v[j] = squash( sum over i of (entmax(Q[j] K[j]^T / sqrt(d)) V[j])[i] ), Q[j] = U WQ[j]^T, K and V alike
     classes   C[i,j] = entmax over j of sum over i' of <U[i,j], U[i',j]> / sqrt(e), v[j] = squash( sum over i of C U )
 
-The formula of entmax printed in the paper has one more factor; this is the usual one (Peters et al. 2019).
+The paper's formula of entmax has another factor 1 / alpha; this is the usual one (Peters et al. 2019).
 """
 
 from typing import Any
@@ -19,28 +19,28 @@ from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32, squash, without_autocast
 from mspcaps.capsules.votes import cast_votes
 
-STEPS = 8  # of Newton's method: enough for a thousand outputs, with neither a sort nor a wait for the GPU
+STEPS = 8  # of Newton's method: enough for a thousand outputs, without a sort or a synchronisation with the GPU
 
 
 class Entmax(torch.autograd.Function):
-    """Keeps one tensor for the backward pass, where the operations one by one would keep ten."""
+    """Saves one tensor for the backward pass; the single operations would save ten."""
 
-    generate_vmap_rule = True  # for gradients per image
+    generate_vmap_rule = True  # gradients per image need vmap
 
     @staticmethod
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
         x = z / 2
         x = x - x.amax(-1, keepdim=True)
-        tau = torch.full_like(x[..., :1], -1.0)  # the largest alone gives one here: tau is never less
+        tau = torch.full_like(x[..., :1], -1.0)  # a lower bound: there the largest entry alone has p = 1
         for _ in range(STEPS):  # Newton's method on a convex function, from the left: never past the root
             above = (x - tau).clamp_min(0)
             tau = tau + (above.square().sum(-1, keepdim=True) - 1) / (2 * above.sum(-1, keepdim=True))
-        kept = (x > tau).to(x.dtype)  # which are kept is certain now: tau in closed form from those alone
-        count = kept.sum(-1, keepdim=True)
-        mean = (kept * x).sum(-1, keepdim=True) / count
-        spread = (kept * (x - mean).square()).sum(-1, keepdim=True)
+        support = (x > tau).to(x.dtype)  # is final now and gives tau in closed form
+        count = support.sum(-1, keepdim=True)
+        mean = (support * x).sum(-1, keepdim=True) / count
+        spread = (support * (x - mean).square()).sum(-1, keepdim=True)
         tau = mean - ((1 - spread).clamp_min(0) / count).sqrt()
-        root = kept * (x - tau).clamp_min(0)
+        root = support * (x - tau).clamp_min(0)
         return root.square(), root
 
     @staticmethod
@@ -50,48 +50,48 @@ class Entmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
-        """That p sums to one moves tau by the mean of all changes of x, weighted by the roots of p."""
+        """p sums to one, so tau changes by the mean of the changes of x, weighted by the square roots of p."""
         (root,) = ctx.saved_tensors
         mean = (grad * root).sum(-1, keepdim=True) / root.sum(-1, keepdim=True)
         return root * (grad - mean)
 
 
 def entmax(z: Tensor) -> Tensor:
-    """1.5-entmax over the last axis: like softmax, but what lies far below the largest becomes exactly zero."""
+    """1.5-entmax over the last axis: like softmax, but entries far below the largest become exactly zero."""
     return Entmax.apply(at_least_fp32(z))[0]
 
 
 def householder(b: Tensor) -> Tensor:
-    """Rows b [..., d, d] -> the product of the reflections at each of them [..., d, d], in fp32 or better."""
+    """Rows b [..., d, d] -> the product of the reflections that they define [..., d, d], in fp32 or better."""
     b = at_least_fp32(b)
     b = b / b.norm(dim=-1, keepdim=True)
     product = torch.eye(b.shape[-1], device=b.device, dtype=b.dtype) - 2 * b.unsqueeze(-1) * b.unsqueeze(-2)
     with without_autocast(b):
-        while (count := product.shape[-3]) > 1:  # neighbours by pairs: [..., i, d, d] -> [..., i / 2, d, d]
+        while (count := product.shape[-3]) > 1:  # neighbours in pairs: [..., i, d, d] -> [..., i / 2, d, d]
             pairs = product[..., : count - 1 : 2, :, :] @ product[..., 1::2, :, :]
             product = torch.cat((pairs, product[..., count - 1 :, :, :]), -3) if count % 2 else pairs
     return product.squeeze(-3)
 
 
 class SimplifiedOrthogonalRouting(nn.Module):
-    """Capsules [..., n, d] -> as many, each the mean of its neighbours in the last-but-one axis that it attends to."""
+    """Capsules [..., n, d] -> [..., n, d]: each attends to all n and becomes a squashed mean of them."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
         self.reflections = nn.Parameter(torch.randn(d, d))
 
     def forward(self, u: Tensor) -> Tensor:
-        turned = u @ householder(self.reflections).mT.to(u.dtype)  # [..., n, d]
-        C = entmax(turned @ u.to(turned.dtype).mT / u.shape[-1] ** 0.5)  # [..., n, n], sums to one over the last
-        return squash(C.to(turned.dtype) @ turned)
+        rotated = u @ householder(self.reflections).mT.to(u.dtype)  # [..., n, d]
+        C = entmax(rotated @ u.to(rotated.dtype).mT / u.shape[-1] ** 0.5)  # [..., n, n], sums to one over the last
+        return squash(C.to(rotated.dtype) @ rotated)
 
 
 class OrthogonalAttentionRouting(nn.Module):
-    """Capsules [..., n, d] -> [..., n_out, d]: a head for every output capsule, with orthogonal matrices of its own.
+    """Capsules [..., n, d] -> [..., n_out, d]: each output capsule is a head with its own orthogonal matrices.
 
-    LayerNorm on the input is not the paper's: without it a stack of these does not train. At first it gives a capsule
-    the length one, which squash would leave it at most: with longer ones attention is so sharp that in a deep stack the
-    least change of an image, or bf16, turns the gradient anywhere.
+    LayerNorm on the input is not in the paper, but without it a stack of these does not train. It starts by giving
+    capsules the length one, the most that squash allows: longer ones make attention so sharp that in a deep stack the
+    slightest change of an image, or rounding to bf16, changes the gradient completely.
     """
 
     def __init__(self, d: int, n_out: int) -> None:
@@ -103,8 +103,8 @@ class OrthogonalAttentionRouting(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         u = self.norm(u)
         query, key, value = householder(self.reflections).to(u.dtype)  # [j, d, d] each
-        # Q K^T = U (WQ^T WK) U^T and the sum of C V over its rows is (sum of C over its rows) U WV^T: neither K nor V
-        # is ever computed for every capsule. No matrix is copied for every place either.
+        # Q K^T = U (WQ^T WK) U^T, and the rows of C V sum to (sum of the rows of C) U WV^T: neither K nor V is computed
+        # for every capsule, nor are matrices copied for every position.
         Q = u @ (query.mT @ key).movedim(0, 1).flatten(1)  # [..., n, j d]
         Q = Q.unflatten(-1, (-1, u.shape[-1])).flatten(-3, -2)  # [..., n j, d]
         C = entmax(Q @ u.to(Q.dtype).mT / u.shape[-1] ** 0.5)  # [..., n j, n], sums to one over the last
@@ -120,7 +120,7 @@ class SparseAttentionRouting(RoutingBlock):
         self.w = nn.Parameter(torch.randn(n_in, d_in, n_out, d_out) * (2 / (n_in * d_in)) ** 0.5)
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
-        """What it did is appended to `states` if there is such a list."""
+        """Appends its RoutingState to `states` if given."""
         U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
         A = (U * U.sum(0)).sum(-1) / U.shape[-1] ** 0.5  # [i, b, j]
         C = entmax(A)  # [i, b, j], sums to one over j

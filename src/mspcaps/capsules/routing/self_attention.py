@@ -5,8 +5,8 @@
     coupling  C[i,j] = softmax over j
     output    v[j]   = squash( sum over i of (C[i,j] + b[i,j]) U[i,j] ),  squash(s) = (1 - exp(-|s|)) s / |s|
 
-The root is of the output dimension e, as in the authors' code; the paper writes that of the input. The prior b is added
-after the softmax, in both. It is learnt, starts at zero and is no coupling: those sum to one.
+The square root is of the output dimension e, as in the authors' code; the paper has the input dimension. Both add the
+prior b after the softmax. It is learnt, starts at zero and is not part of the couplings, which sum to one.
 """
 
 import torch
@@ -26,7 +26,7 @@ class SelfAttentionRouting(RoutingBlock):
         self.prior = nn.Parameter(torch.zeros(n_in, 1, n_out))
 
     def forward(self, u: Tensor, states: States | None = None) -> Tensor:
-        """What it did is appended to `states` if there is such a list."""
+        """Appends its RoutingState to `states` if given."""
         U = cast_votes(u.transpose(0, 1), self.w)  # [i, b, j, e]
         A = (U * U.sum(0)).sum(-1) / U.shape[-1] ** 0.5  # [i, b, j]
         C = A.softmax(-1)  # [i, b, j], sums to one over j
