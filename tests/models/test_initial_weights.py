@@ -45,6 +45,38 @@ EXPECTED = {
         "combination": ("normal", math.sqrt(1 / 32)),
         "routing.w": ("normal", 0.05),
     },
+    "deepcaps": {
+        "stem.0.weight": glorot(9 * 3, 9 * 128),
+        "cells.1.down.conv.weight": glorot(math.sqrt(9 * 128 * 256), math.sqrt(9 * 128 * 256)),  # six axes in Keras
+        "last.routing.w": ("normal", math.sqrt(2 / 72)),
+        "routing.w": glorot(10 * 640 * 8, 10 * 640 * 32),
+        "routing.bias": glorot(10, 32),
+        "last.routing.bias": ("constant", 0.1),
+        "stem.0.bias": ("constant", 0.0),
+    },
+    "idp_capsnet": {
+        "lower.w": ("normal", math.sqrt(32 / (4 * 32 * 9))),
+        "upper.w": ("normal", math.sqrt(32 / (4 * 32 * 9))),
+        "routing.w": ("normal", math.sqrt(10 / (4 * 800))),
+        **dict.fromkeys(("primary.norm.weight", "routing.norm.weight"), ("constant", 1.0)),
+    },
+    "efficient_capsnet": {
+        "stem.0.weight": ("normal", math.sqrt(2 / 75)),
+        "stem.9.weight": ("normal", math.sqrt(2 / 576)),
+        "primary.weight": glorot(121, 121 * 128),
+        "routing.w": ("normal", math.sqrt(2 / (10 * 16 * 8))),
+        **dict.fromkeys(("stem.0.bias", "stem.9.bias", "primary.bias", "routing.prior"), ("constant", 0.0)),
+    },
+    "orthcaps_s": {
+        **dict.fromkeys(("layers.1.routing.reflections", "flat.bn.bias"), ("normal", 1.0)),
+        "routing.w": ("normal", math.sqrt(2 / 256)),
+        "primary.bn.bias": ("constant", 0.0),
+    },
+    "orthcaps_d": {
+        **dict.fromkeys(("layers.1.routing.reflections", "layers.0.layers.0.0.bn.bias"), ("normal", 1.0)),
+        "layers.1.routing.norm.weight": ("constant", 0.25),
+        "primary.bn.bias": ("constant", 0.0),
+    },
 }
 
 
