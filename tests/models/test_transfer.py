@@ -39,7 +39,7 @@ def test_the_same_task_takes_everything(name, tmp_path):
     before, model, done = begun(tmp_path / "w", CLASSES, name)
     new = model.state_dict()
     own = {"normalize.mean", "normalize.std"}
-    assert set(done.taken) == old.keys() - own and not done.fitted and not done.fresh
+    assert set(done.copied) == old.keys() - own and not done.adapted and not done.fresh
     assert all(torch.equal(new[key], before[key] if key in own else old[key]) for key in old)
     assert str(done) == f"starts from the file: {len(old) - 2} of {len(old) - 2} tensors unchanged; new: none"
 
@@ -70,9 +70,9 @@ def test_other_classes_get_a_new_head_and_nothing_else(name, tmp_path):
     for classes in ("xy", "edcba"):  # fewer, and as many of other names
         before, model, done = begun(tmp_path / "w", list(classes), name)
         new = model.state_dict()
-        assert done.fresh == dict.fromkeys(sorted(head), "other classes") and not done.fitted
+        assert done.fresh == dict.fromkeys(sorted(head), "other classes") and not done.adapted
         assert all(torch.equal(new[key], before[key]) for key in head)
-        assert all(torch.equal(new[key], old[key]) for key in done.taken) and len(done.taken) == len(old) - 2 - len(
+        assert all(torch.equal(new[key], old[key]) for key in done.copied) and len(done.copied) == len(old) - 2 - len(
             head
         )
 
@@ -81,10 +81,10 @@ def test_a_larger_image_interpolates_positions_and_gets_new_votes(tmp_path):
     old = written(tmp_path / "w", "mspcaps_t_unshared")
     before, model, done = begun(tmp_path / "w", CLASSES, "mspcaps_t_unshared", img_size=(48, 32))
     new = model.state_dict()
-    assert set(done.fitted) == {f"patchify.{i}.position" for i in range(3)}
+    assert set(done.adapted) == {f"patchify.{i}.position" for i in range(3)}
     assert done.fresh == {f"routing.{i}.{w}": "other grid" for i in (0, 1) for w in ("w1", "w2")}
     assert all(torch.equal(new[key], before[key]) for key in done.fresh)
-    assert all(torch.equal(new[key], old[key]) for key in done.taken) and len(done.taken) == len(old) - 2 - 3 - 4
+    assert all(torch.equal(new[key], old[key]) for key in done.copied) and len(done.copied) == len(old) - 2 - 3 - 4
     plane = old["patchify.1.position"].T.reshape(1, 8, 4, 4)
     expected = F.interpolate(plane, (6, 4), mode="bicubic", antialias=True)[0]
     assert torch.equal(new["patchify.1.position"].T.reshape(8, 6, 4), expected)
@@ -104,7 +104,7 @@ def test_the_same_count_on_another_grid_is_another_place(tmp_path):
     """8 x 4 and 4 x 8 capsules are equally many: equal shapes must not deceive."""
     written(tmp_path / "w", img_size=(64, 32))
     _, _, done = begun(tmp_path / "w", CLASSES, img_size=(32, 64))
-    assert set(done.fitted) == {f"patchify.{i}.position" for i in range(3)}
+    assert set(done.adapted) == {f"patchify.{i}.position" for i in range(3)}
     assert set(done.fresh) == {"routing.0.w2", "routing.1.w2"}
     written(tmp_path / "dr", "mspcaps_t_dr", img_size=(64, 32))
     _, _, done = begun(tmp_path / "dr", CLASSES, "mspcaps_t_dr", img_size=(32, 64))
@@ -114,7 +114,7 @@ def test_the_same_count_on_another_grid_is_another_place(tmp_path):
 def test_a_size_with_the_same_grids_takes_everything(tmp_path):
     written(tmp_path / "w")
     _, _, done = begun(tmp_path / "w", CLASSES, img_size=(35, 34))
-    assert not done.fitted and not done.fresh
+    assert not done.adapted and not done.fresh
 
 
 @pytest.mark.parametrize(("old_chans", "new_chans"), [(3, 1), (1, 3), (3, 4)])
@@ -130,7 +130,7 @@ def test_other_channels_answer_a_grey_picture_alike(old_chans, new_chans, tmp_pa
     save_weights(tmp_path / "w", old, classes=CLASSES)
     _, model, done = begun(tmp_path / "w", CLASSES, **task(new_chans))
     assert (
-        done.fitted == {"backbone.blocks.0.first.conv.weight": f"{old_chans} to {new_chans} channels"}
+        done.adapted == {"backbone.blocks.0.first.conv.weight": f"{old_chans} to {new_chans} channels"}
         and not done.fresh
     )
     x = torch.rand(4, 1, 32, 32)
@@ -144,7 +144,7 @@ def test_shipped_weights_in_half_precision(tmp_path):
     path = weights_path("mspcaps_t.cifar10")
     old = load_model(path).state_dict()
     _, model, done = begun(path, CLASSES, in_chans=1)
-    assert all(torch.equal(model.state_dict()[key], old[key]) for key in done.taken)
+    assert all(torch.equal(model.state_dict()[key], old[key]) for key in done.copied)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     assert str(done) == (
         "starts from the file: 45 of 47 tensors unchanged, backbone.blocks.0.first.conv.weight (3 to 1 channels); "
@@ -218,28 +218,28 @@ def test_a_model_of_another_kind(tmp_path, monkeypatch):
 
     written(tmp_path / "w", "depthwise", in_chans=1, img_size=(4, 6))
     _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=1, img_size=(6, 6))
-    assert done.fresh == {"whole.weight": "other shape", "routing.w": "other grid"} and not done.fitted
+    assert done.fresh == {"whole.weight": "other shape", "routing.w": "other grid"} and not done.adapted
     _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=1, img_size=(6, 4))
     assert "routing.w" in done.fresh, "as many votes, but of other places"
     _, _, done = begun(tmp_path / "w", CLASSES, "depthwise", in_chans=3, img_size=(4, 6))
-    assert done.fitted == {"first.weight": "1 to 3 channels"} and not done.fresh
+    assert done.adapted == {"first.weight": "1 to 3 channels"} and not done.fresh
 
 
 def test_options_travel_with_the_weights(tmp_path):
     old = written(tmp_path / "w", patch=2)
     _, model, done = begun(tmp_path / "w", CLASSES, patch=2)
-    assert set(done.taken) == old.keys() - {"normalize.mean", "normalize.std"} and model.config["patch"] == 2
+    assert set(done.copied) == old.keys() - {"normalize.mean", "normalize.std"} and model.config["patch"] == 2
     _, _, done = begun(tmp_path / "w", list("vwxyz"), patch=2)
     assert set(done.fresh) == {"routing.1.w2"}
     _, model, done = begun(tmp_path / "w", CLASSES)  # patches of four: other grids
-    assert set(done.fitted) == {f"patchify.{i}.position" for i in range(3)}
+    assert set(done.adapted) == {f"patchify.{i}.position" for i in range(3)}
     assert set(done.fresh) == {"routing.0.w2", "routing.1.w2"}
     _, model, done = begun(tmp_path / "w", CLASSES, patch=2, shared=False)  # what the file does not have
-    assert done.fresh == {"routing.0.w1": "other options", "routing.1.w1": "other options"} and not done.fitted
+    assert done.fresh == {"routing.0.w1": "other options", "routing.1.w1": "other options"} and not done.adapted
     assert torch.equal(model.routing[0].w2, old["routing.0.w2"])
     _, model, done = begun(tmp_path / "w", CLASSES, patch=2, position=False, decoder=True)
     drawn = {f"decoder.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")}
-    assert done.fresh == dict.fromkeys(sorted(drawn), "other options") and not done.fitted
+    assert done.fresh == dict.fromkeys(sorted(drawn), "other options") and not done.adapted
     assert depends_on_classes({"name": "mspcaps_t", **TASK, "decoder": True}) == {"routing.1.w2", "decoder.0.weight"}
 
 

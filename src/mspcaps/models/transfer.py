@@ -35,13 +35,13 @@ class Transfer:
 
     source: str
     sha256: str
-    taken: tuple[str, ...]  # bit for bit
-    fitted: dict[str, str]  # name -> how
+    copied: tuple[str, ...]  # bit for bit
+    adapted: dict[str, str]  # name -> how
     fresh: dict[str, str]  # name -> why
 
     def __str__(self) -> str:
-        count = len(self.taken) + len(self.fitted) + len(self.fresh)
-        parts = [f"starts from {self.source}: {len(self.taken)} of {count} tensors unchanged", *_lists(self.fitted)]
+        count = len(self.copied) + len(self.adapted) + len(self.fresh)
+        parts = [f"starts from {self.source}: {len(self.copied)} of {count} tensors unchanged", *_lists(self.adapted)]
         return ", ".join(parts) + "; new: " + (", ".join(_lists(self.fresh)) or "none")
 
 
@@ -61,7 +61,7 @@ def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> T
     same_classes = [*header.get("classes", classes)] == [*classes] and theirs["num_classes"] == ours["num_classes"]
     head = set() if same_classes else depends_on_classes(theirs)
     before, after = old.tensor_places(), model.tensor_places()
-    state, taken, fitted, fresh = model.state_dict(), [], {}, {}
+    state, copied, adapted, fresh = model.state_dict(), [], {}, {}
     for name in sorted(state.keys() - {"normalize.mean", "normalize.std"}):
         if name not in tensors:
             fresh[name] = "other options"
@@ -72,19 +72,19 @@ def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> T
             fresh[name] = "other classes"
         elif here == there and tensor.shape == shape:
             state[name] = tensor
-            taken.append(name)
+            copied.append(name)
         elif isinstance(here, OnGrid) and isinstance(there, OnGrid) and tensor.shape[1:] == shape[1:]:
             state[name] = interpolate(tensor, here, there)
-            fitted[name] = "interpolated"
+            adapted[name] = "interpolated"
         elif here != there:
             fresh[name] = "other grid"
         elif differs_in_channels(tensor.shape, shape, old.in_chans, model.in_chans):
             state[name] = tensor.sum(1, keepdim=True).expand(shape) / model.in_chans
-            fitted[name] = f"{old.in_chans} to {model.in_chans} channels"
+            adapted[name] = f"{old.in_chans} to {model.in_chans} channels"
         else:
             fresh[name] = "other shape"
     model.load_state_dict(state)
-    return Transfer(source, sha256_of(path), tuple(taken), fitted, fresh)
+    return Transfer(source, sha256_of(path), tuple(copied), adapted, fresh)
 
 
 def differs_in_channels(old: Sequence[int], new: Sequence[int], old_chans: int, new_chans: int) -> bool:
