@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gradient_checks import assert_same_gradients
+from plain_layers import batch_norm
 from torch.nn import functional as F
 
 from mspcaps import create_model, load_recipe
@@ -18,26 +19,19 @@ def test_parameters_of_each_stage() -> None:
     assert counts == [1_856, 16_036, 63_560, 252_048, 590_080, 327_680] and model.combination.numel() == 128
 
 
-def norm(bn, x):
-    mean, var = bn.running_mean, bn.running_var
-    if bn.training:
-        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
-    return (x - mean[:, None, None]) * (bn.weight / (var + bn.eps).sqrt())[:, None, None] + bn.bias[:, None, None]
-
-
 def squashed(s):
     size = s.norm(dim=-1, keepdim=True)
     return s * size / (1 + size**2)
 
 
 def block_reference(block, x, stride):
-    f = norm(block.first.bn, F.conv2d(x, block.first.conv.weight)).clamp(min=0)
+    f = batch_norm(F.conv2d(x, block.first.conv.weight), block.first.bn).clamp(min=0)
     w = f.shape[1] // 4
     x1, x2, x3, x4 = (f[:, i * w : (i + 1) * w] for i in range(4))
 
     def K(i, x):
         unit = block.groups[i - 2]
-        return norm(unit.bn, F.conv2d(x, unit.conv.weight, stride=stride, padding=1)).clamp(min=0)
+        return batch_norm(F.conv2d(x, unit.conv.weight, stride=stride, padding=1), unit.bn).clamp(min=0)
 
     if stride == 1:
         y1, y2 = x1, K(2, x2)
@@ -47,13 +41,13 @@ def block_reference(block, x, stride):
         box = torch.full((w, 1, 3, 3), 1 / 9, dtype=x.dtype)
         y1 = F.conv2d(x1, box, stride=2, padding=1, groups=w)
         y2, y3, y4 = K(2, x2), K(3, x3), K(4, x4)
-    g = norm(block.last.bn, F.conv2d(torch.cat([y1, y2, y3, y4], 1), block.last.conv.weight))
+    g = batch_norm(F.conv2d(torch.cat([y1, y2, y3, y4], 1), block.last.conv.weight), block.last.bn)
     a = block.attention
     hidden = (g.mean((2, 3)) @ a.squeeze.weight.T + a.squeeze.bias).clamp(min=0)
     gate = 1 / (1 + (-(hidden @ a.excite.weight.T + a.excite.bias)).exp())
     shortcut = x
     if hasattr(block.shortcut, "conv"):
-        shortcut = norm(block.shortcut.bn, F.conv2d(x, block.shortcut.conv.weight, stride=stride))
+        shortcut = batch_norm(F.conv2d(x, block.shortcut.conv.weight, stride=stride), block.shortcut.bn)
     return (g * gate[:, :, None, None] + shortcut).clamp(min=0)
 
 
@@ -68,7 +62,7 @@ def test_equals_loops_over_capsules(training: bool) -> None:
     model.double().train(training)
     x, y = torch.rand(2, 1, 7, 9, dtype=torch.float64), torch.tensor([2, 0])
     f = F.conv2d((x - 0.5) / 0.5, model.stem[0].conv.weight, padding=1)
-    f = norm(model.stem[0].bn, f).clamp(min=0)
+    f = batch_norm(f, model.stem[0].bn).clamp(min=0)
     for block, stride in zip(model.blocks, (1, 2, 2), strict=True):
         f = block_reference(block, f, stride)
     g = F.conv2d(f, model.primary.weight, model.primary.bias, padding=1)  # [b, 32 x 8, 2, 3]

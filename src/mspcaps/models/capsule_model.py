@@ -115,9 +115,9 @@ class CapsuleModel(Model):
         """Class capsules [b, K, d] and the classes to draw, [b] or soft [b, K] -> images in [0, 1]."""
         if self.decoder is None:
             raise MspcapsError("this model has no decoder: create it with decoder=True")
-        shown = soft_targets(y, v[..., 0])  # [b, K]
-        return self.decoder(self.show(v, shown)).view(-1, self.in_chans, *self.img_size)
+        weights = soft_targets(y, v[..., 0])  # [b, K]
+        return self.decoder(self.decoder_input(v, weights)).view(-1, self.in_chans, *self.img_size)
 
-    def show(self, v: Tensor, shown: Tensor) -> Tensor:
+    def decoder_input(self, v: Tensor, weights: Tensor) -> Tensor:
         """Class capsules [b, K, d] and the weight of each class [b, K] -> the input of the decoder."""
-        return (v * shown.unsqueeze(-1)).flatten(1)
+        return (v * weights.unsqueeze(-1)).flatten(1)

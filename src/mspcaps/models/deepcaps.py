@@ -132,9 +132,9 @@ class DeepCaps(CapsuleModel):
     def forward_capsules(self, x: Tensor, states: States | None = None) -> Tensor:
         return self.route(self.make_capsules(self.forward_maps(x, states)), states)
 
-    def show(self, v: Tensor, shown: Tensor) -> Tensor:
+    def decoder_input(self, v: Tensor, weights: Tensor) -> Tensor:
         """The capsule of the class alone: the decoder is not told which class it is."""
-        return (v * shown.unsqueeze(-1)).sum(1)
+        return (v * weights.unsqueeze(-1)).sum(1)
 
     def new_decoder(self, num_classes: int) -> nn.Module:
         """Keeps an existing decoder: it does not depend on the number of classes."""
