@@ -1,28 +1,24 @@
 """The paper's Tables 2 and 3 with our runs beside every row, what each network costs, and where the two differ."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from mspcaps.bench.tables import number
-from mspcaps.data.catalog import facts
 from mspcaps.files import format_bytes
-from mspcaps.models import Summary, summarize
+from mspcaps.models import Summary
 from mspcaps.report.runs import Group, settings
 from mspcaps.training.recipe import list_recipes
 from reproduction import paper
 from reproduction.paper import PaperTable
-from reproduction.significance import signed
-from reproduction.study_tables import markdown_table
-from reproduction.tables import Report, changes, data_title, gap_to, recipe_settings
+from reproduction.study_tables import NONE, markdown_table
+from reproduction.tables import Report, changes, cost_of, data_title, gap_to, recipe_settings
 from reproduction.tradeoff import Mark, tradeoff_chart
 
-NONE = "–"
-MUCH = 2.0  # points: a difference that asks for a cause
+MUCH = 2.0  # points: a larger difference needs an explanation
 EPOCHS = 300  # of the paper's recipe
-CONTROLS = {2: "resnet20", 3: "resnet18"}  # what stands below each table for comparison
+CONTROLS = {2: "resnet20", 3: "resnet18"}  # by number of the paper's table
 TITLES = {"resnet20": "ResNet-20", "resnet18": "ResNet-18"}
 
 
@@ -46,7 +42,7 @@ class Cell:
 
     @property
     def ours(self) -> str:
-        """88.26 ± 0.10, best 88.40 ± 0.08, n = 3, in three lines: six columns of one line each would be too wide."""
+        """88.26 ± 0.10, best 88.40 ± 0.08, n = 3: on three lines, or the table would be too wide."""
         if self.group is None:
             return NONE
         epochs = self.group.first.epochs
@@ -56,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Network:
-    """A row of the paper, or a ResNet; an ensemble has no model here and stays quoted."""
+    """A row of the paper, or a ResNet; an ensemble has no model here, only the printed figures."""
 
     title: str
     model: str
@@ -74,7 +70,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Difference:
-    """A cell that ours misses or exceeds by more than two points, and what is said about it."""
+    """A cell whose two figures differ by more than two points, with what was tried and the likely cause."""
 
     network: Network
     cell: Cell
@@ -97,7 +93,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Both tables, and what was measured about the speed of their networks."""
+    """Both tables, and the measured speed of their networks."""
 
     report: Report
     benchmarks: Sequence[Mapping[str, Any]] = ()
@@ -108,18 +104,18 @@ class Baselines:
         return [(source, self.rows(source)) for source in paper.MAIN]
 
     def rows(self, source: PaperTable) -> list[Network]:
-        """The baselines, MSPCaps, and the ResNet, of which the paper prints nothing."""
+        """The baselines, MSPCaps, and the ResNet, which the paper does not have."""
         printed = [(b.network, b.model, b.params, b.accuracy) for b in source.baselines]
         own, control = source.figures[0].model, CONTROLS[source.number]
         figures = {f.dataset: f"{f.accuracy:.2f}" for f in source.figures}
         mine = tuple(figures[dataset] for dataset in source.datasets)
         printed.append((paper.TITLES[own], own, source.figures[0].params, mine))
         printed.append((TITLES[control], control, NONE, ("-",) * len(source.datasets)))
-        found = []
+        networks = []
         for title, model, params, accuracies in printed:
             cells = (self.cell(model, *pair) for pair in zip(source.datasets, accuracies, strict=True))
-            found.append(Network(title, model, params, tuple(cells)))
-        return found
+            networks.append(Network(title, model, params, tuple(cells)))
+        return networks
 
     def cell(self, model: str, dataset: str, printed: str) -> Cell:
         kind = "controls" if model in TITLES else "paper"
@@ -127,18 +123,17 @@ class Baselines:
         return Cell(dataset, printed, *groups)
 
     def trained(self, recipe: str) -> Group | None:
-        """The runs of a recipe; where there are none, those that differ from it in the number of epochs alone, the
-        longest."""
+        """The runs of a recipe; if there are none, the longest of those that differ from it only in their epochs."""
         if recipe not in list_recipes():
             return None
-        wanted = recipe_settings(recipe)
-        same = [g for g in self.report.tested if (g.first.model, g.first.dataset) == (wanted["model"], wanted["data"])]
-        like = [g for g in same if not changes(settings(g.first.recipe), wanted)]
-        return max(like, key=lambda g: (g.first.epochs == wanted["epochs"], g.first.epochs), default=None)
+        own = recipe_settings(recipe)
+        same = [g for g in self.report.tested if (g.first.model, g.first.dataset) == (own["model"], own["data"])]
+        like = [g for g in same if not changes(settings(g.first.recipe), own)]
+        return max(like, key=lambda g: (g.first.epochs == own["epochs"], g.first.epochs), default=None)
 
     @property
     def networks(self) -> list[Network]:
-        """All that can be trained: ensembles left out."""
+        """All but the ensembles, which are not trained here."""
         return [network for _, rows in self.tables for network in rows if network.model]
 
     @property
@@ -162,25 +157,20 @@ class Baselines:
         return [n for n in self.networks if n.cifar10.group and n.cifar10.group.first.epochs != EPOCHS]
 
     @property
-    def families(self) -> set[str]:
-        """Of capsules: MSPCaps-T and -L are one, OrthCaps-S and -D are one."""
-        return {re.sub(r"_[a-z]$", "", network.model) for network in self.networks if network.model not in TITLES}
-
-    @property
     def complete(self) -> bool:
-        """Whether every row has a run of ours: only then may anything say that all families are here."""
+        """Whether every network has a run: only then may a page claim that all families are here."""
         return not self.untrained
 
     @cached_property
     def differences(self) -> list[Difference]:
         """Where our best epoch and the paper's figure are more than two points apart, the largest first."""
-        found = []
+        differences = []
         for network in self.networks:
             for cell in network.cells:
                 if cell.gap is not None and abs(cell.gap) > MUCH:
-                    said = self.words.get(network.model, {}).get(cell.dataset, {})
-                    found.append(Difference(network, cell, said.get("tried", ""), said.get("cause", "")))
-        return sorted(found, key=lambda difference: -abs(difference.cell.gap or 0.0))
+                    words = self.words.get(network.model, {}).get(cell.dataset, {})
+                    differences.append(Difference(network, cell, words.get("tried", ""), words.get("cause", "")))
+        return sorted(differences, key=lambda difference: -abs(difference.cell.gap or 0.0))
 
     @property
     def unexplained(self) -> list[str]:
@@ -188,14 +178,13 @@ class Baselines:
 
     @cached_property
     def speeds(self) -> dict[str, Mapping[str, Any]]:
-        """What `mspcaps bench families` measured of each model: on the first GPU, or on a CPU where there is none; of
-        several measurements the newest."""
+        """The newest measurement of each model by `mspcaps bench families`."""
         results = sorted(self.bench_results, key=lambda result: result["environment"]["date"])
         return {name: family for result in results for name, family in result["families"].items()}
 
     def gpu_seconds(self, network: Network) -> float:
-        """Of one run on CIFAR-10, from the ledger if it had a GPU to itself. Runs of unequal size share one unequally:
-        then what its steps take alone, if the benchmark says so."""
+        """Of one run on CIFAR-10, from the ledger if it had a GPU to itself. Runs share a GPU unequally, so theirs is
+        the time that the steps take alone, if it was measured."""
         group, speed = network.cifar10.group, self.speeds.get(network.model)
         assert group is not None
         run = group.first
@@ -205,58 +194,51 @@ class Baselines:
 
     @property
     def bench_results(self) -> list[Mapping[str, Any]]:
-        """All on one device."""
-        found = [result for result in self.benchmarks if result["what"] == "families"]
-        return [r for r in found if r["environment"]["device"] == found[0]["environment"]["device"]]
+        """Those of the first device: a GPU, if one was measured."""
+        results = [result for result in self.benchmarks if result["what"] == "families"]
+        return [r for r in results if r["environment"]["device"] == results[0]["environment"]["device"]]
 
 
-@cache
-def cost_of(model: str) -> Summary:
-    """At CIFAR-10's shape."""
-    known = facts("cifar10")
-    return summarize(model, len(known.classes), known.channels, known.img_size)
-
-
-# What the page shows
+# Tables and charts
 
 
 def accuracy_table(source: PaperTable, rows: Iterable[Network]) -> str:
-    """Of every data set the printed figure and ours."""
+    """The printed figure and ours for every data set."""
     heads = ["network", "parameters, paper", "parameters, ours"]
     for dataset in source.datasets:
         heads += [f"{data_title(dataset)}, paper", f"{data_title(dataset)}, ours"]
-    shown = []
+    lines = []
     for row in rows:
         params = f"{row.cost.params:,}" if row.cost else NONE
-        line = [row.title, escaped(row.printed_params), params]
+        line = [row.title, escape_stars(row.printed_params), params]
         for cell in row.cells:
-            line += [escaped(cell.printed), cell.ours]
-        shown.append(line)
-    return markdown_table(heads, shown, range(1, len(heads)))
+            line += [escape_stars(cell.printed), cell.ours]
+        lines.append(line)
+    return markdown_table(heads, lines, range(1, len(heads)))
 
 
-def escaped(cell: str) -> str:
-    """99.53* would begin an emphasis."""
+def escape_stars(cell: str) -> str:
+    """The star of 99.53* would begin an emphasis."""
     return NONE if cell == "-" else cell.replace("*", "\\*")
 
 
 def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
-    """At 3 x 32 x 32: arithmetic, the training that the ledger tells of, and what was measured."""
+    """At 3 x 32 x 32: arithmetic, training time from the ledger, and measured speed."""
     heads = (
         "network", "parameters", "MMAC", "training on CIFAR-10, GPU s", "epochs", "training, images/s", "relative",
         "peak memory", "inference, images/s",
     )  # fmt: skip
-    shown = []
+    lines = []
     for row in rows:
         if row.cost is None:
             continue
         group, speed = row.cifar10.group, baselines.speeds.get(row.model)
         trained = (f"{baselines.gpu_seconds(row):,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
         cells = speed_cells(speed) if speed else (NONE,) * 4
-        shown.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
-    known = [i for i in range(len(heads)) if any(line[i] != NONE for line in shown)]  # a column of dashes says nothing
-    cut = [[line[i] for i in known] for line in (heads, *shown)]
-    return markdown_table(cut[0], cut[1:], range(1, len(known)))
+        lines.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
+    columns = [i for i in range(len(heads)) if any(line[i] != NONE for line in lines)]  # drop columns of dashes
+    cut = [[line[i] for i in columns] for line in (heads, *lines)]
+    return markdown_table(cut[0], cut[1:], range(1, len(columns)))
 
 
 def speed_cells(family: Mapping[str, Any]) -> tuple[str, ...]:
@@ -283,11 +265,7 @@ def charts(baselines: Baselines) -> dict[str, str]:
             by_cost.append(Mark(title, baselines.gpu_seconds(network), last, None, control))
     upwards = "CIFAR-10 accuracy (percent)"
     size, cost = "parameters at 3 × 32 × 32", "training on CIFAR-10, seconds of one GPU"
-    found = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}
+    drawn = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}
     if by_cost:
-        found["accuracy_cost.svg"] = tradeoff_chart(by_cost, (cost, upwards), "Accuracy against the cost of training")
-    return found
-
-
-def gap_words(difference: Difference) -> str:
-    return signed(difference.cell.gap or 0.0)
+        drawn["accuracy_cost.svg"] = tradeoff_chart(by_cost, (cost, upwards), "Accuracy against the cost of training")
+    return drawn

@@ -1,4 +1,4 @@
-"""Do the paper's conclusions hold here? Each as differences of our runs, judged against the spread of the seeds."""
+"""Do the paper's conclusions hold here? Each is a set of differences, judged by the spread over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from reproduction.significance import Difference, holm
 SEEDS = 10  # fixed before they were trained, for these:
 PLANNED = ("mspcaps_t", "mspcaps_t_scale8", "mspcaps_t_dr", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_self",
            "mspcaps_t_linear_margin")  # fmt: skip
-FIRST_SEEDS = range(3)  # what all models of T's size began with
-POOLED = "mspcaps_t"  # models of this size have several runs each, so that one spread can be taken for all
+FIRST_SEEDS = range(3)  # of all models of T's size
+POOLED = "mspcaps_t"  # models of this size have several runs each, enough to estimate one spread for all
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What is said to be better than what; the first of each pair should win."""
+    """Which models are claimed to be better than which."""
 
     title: str
     says: str
-    pairs: tuple[tuple[str, str], ...]  # of models
+    pairs: tuple[tuple[str, str], ...]  # of models, the better one first
     words: Mapping[str, str]  # for each model
     table: int = 0  # of the paper; 0: a question of our own
     untested: bool = False  # whether the paper says it without a table
@@ -87,33 +87,33 @@ class Comparison:
 
     @property
     def reversed(self) -> bool:
-        """Whether what should be worse is clearly better."""
+        """Whether the model claimed to be worse is clearly better."""
         return self.difference is not None and self.difference.clear and self.difference.gap < 0
 
     @property
     def smaller_than_printed(self) -> bool:
         """Whether the paper's difference lies above our interval."""
-        found, printed = self.difference, self.printed
-        if found is None or found.margin is None or printed is None:
+        ours, printed = self.difference, self.printed
+        if ours is None or ours.margin is None or printed is None:
             return False
-        return printed[0] - printed[1] > found.gap + found.margin
+        return printed[0] - printed[1] > ours.gap + ours.margin
 
     @property
     def verdict(self) -> str:
-        """In a few words; a clear difference also says whether it outlasts the correction."""
-        found = self.difference
-        if found is None:
+        """In a few words; a clear difference also says whether it survives the correction."""
+        difference = self.difference
+        if difference is None:
             return "not trained yet"
-        if found.margin is None:
-            way = "agrees" if found.gap > 0 else "points the other way" if found.gap < 0 else "no difference"
+        if difference.margin is None:
+            way = "agrees" if difference.gap > 0 else "points the other way" if difference.gap < 0 else "no difference"
             return f"{way}, but there is no spread to judge it by"
-        if not found.clear:
+        if not difference.clear:
             return "inconclusive"
         if self.claim.table:
-            said = "holds" if self.holds else "does not hold, the opposite does"
+            words = "holds" if self.holds else "does not hold, the opposite does"
         else:
-            said = f"{self.better if self.holds else self.worse} is better"
-        return f"{said} ({'Holm' if self.corrected else 'uncorrected'})"
+            words = f"{self.better if self.holds else self.worse} is better"
+        return f"{words} ({'Holm' if self.corrected else 'uncorrected'})"
 
 
 def compare(groups: Mapping[str, Group]) -> dict[Claim, list[Comparison]]:
@@ -123,21 +123,20 @@ def compare(groups: Mapping[str, Group]) -> dict[Claim, list[Comparison]]:
         for claim in CLAIMS
         for models in claim.pairs
     ]
-    judged = [i for i, pair in enumerate(pairs) if pair.difference and pair.difference.p_value is not None]
-    kept = holm([found.p_value for i in judged if (found := pairs[i].difference) and found.p_value is not None])
-    for i, keep in zip(judged, kept, strict=True):
-        pairs[i] = replace(pairs[i], corrected=keep)
+    p_values = {i: d.p_value for i, pair in enumerate(pairs) if (d := pair.difference) and d.p_value is not None}
+    for i, significant in zip(p_values, holm([*p_values.values()]), strict=True):
+        pairs[i] = replace(pairs[i], corrected=significant)
     return {claim: [pair for pair in pairs if pair.claim is claim] for claim in CLAIMS}
 
 
 def first_seeds(groups: Mapping[str, Group]) -> dict[str, Group]:
-    """The same as they were with the first seeds alone."""
-    found = {}
+    """The same groups with the first seeds only."""
+    firsts = {}
     for model, group in groups.items():
         runs, repeats = (tuple(run for run in kind if run.seed in FIRST_SEEDS) for kind in (group.runs, group.repeats))
         if runs:
-            found[model] = Group(runs, repeats)
-    return found
+            firsts[model] = Group(runs, repeats)
+    return firsts
 
 
 def verdict_on(pairs: Sequence[Comparison]) -> str:
@@ -149,14 +148,14 @@ def verdict_on(pairs: Sequence[Comparison]) -> str:
 
 
 def smaller_gaps(pairs: Sequence[Comparison]) -> tuple[int, int]:
-    """How many of the paper's differences are smaller here, or turned round, of how many; both of best epochs."""
+    """How many of the paper's differences are smaller here or reversed, and of how many; both by best epochs."""
     gaps = [(p.a.best.mean - p.b.best.mean, p.printed[0] - p.printed[1]) for p in pairs if p.a and p.b and p.printed]
     return sum(here < printed for here, printed in gaps), len(gaps)
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """The comparisons of one size, with one spread for all its models."""
+    """The comparisons of models of one size, with one spread for all."""
 
     models: int
     deviation: float
@@ -166,25 +165,25 @@ class Pooled:
 
 
 def pool(pairs: Sequence[Comparison]) -> Pooled | None:
-    """Three seeds tell little about the spread of one model, but there are many models."""
+    """A few seeds say little about the spread of one model, but there are many models."""
     sides = [
         (pair, pair.a.last, pair.b.last)
         for pair in pairs
         if pair.a and pair.b and min(pair.a.last.n, pair.b.last.n) > 1 and pair.models[0].startswith(POOLED)
     ]
     spreads = {model: spread for pair, a, b in sides for model, spread in zip(pair.models, (a, b), strict=True)}
-    freedom = sum(one.n - 1 for one in spreads.values())
-    squares = sum((one.n - 1) * one.deviation**2 for one in spreads.values() if one.deviation)
+    freedom = sum(spread.n - 1 for spread in spreads.values())
+    squares = sum((spread.n - 1) * spread.deviation**2 for spread in spreads.values() if spread.deviation)
     if len(spreads) < 3 or not squares:
         return None
     deviation = math.sqrt(squares / freedom)
-    judged = [Difference.pooled(a, b, deviation, freedom) for _, a, b in sides]
-    kept = holm([found.p_value for found in judged if found.p_value is not None])
-    return Pooled(len(spreads), deviation, freedom, tuple(pair for pair, *_ in sides), tuple(kept))
+    differences = [Difference.pooled(a, b, deviation, freedom) for _, a, b in sides]
+    significant = holm([d.p_value for d in differences if d.p_value is not None])
+    return Pooled(len(spreads), deviation, freedom, tuple(pair for pair, *_ in sides), tuple(significant))
 
 
 def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
-    """Of models with repeats: mean of the first runs less mean of the repeats, which should not differ at all."""
+    """Of models with repeats: mean of the first runs minus mean of the repeats, which should not differ at all."""
     return {
         model: Difference.of(
             Spread.of([run.accuracy.last for run in group.runs]), Spread.of([r.accuracy.last for r in group.repeats])
@@ -195,23 +194,23 @@ def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
 
 
 def later_seeds(groups: Mapping[str, Group]) -> list[tuple[str, Spread, Spread, Difference]]:
-    """Of models with more than the first three seeds: those three, the later ones, and how far their means differ."""
-    found = []
+    """Of models with more than the first three seeds: those three, the later ones, and their difference."""
+    rows = []
     for model, group in groups.items():
         later = [run.accuracy.last for run in group.runs if run.seed not in FIRST_SEEDS]
         first = [run.accuracy.last for run in group.runs if run.seed in FIRST_SEEDS]
         if later and first:
             a, b = Spread.of(first), Spread.of(later)
-            found.append((model, a, b, Difference.of(a, b)))
-    return found
+            rows.append((model, a, b, Difference.of(a, b)))
+    return rows
 
 
 def panels(claim: Claim, groups: Mapping[str, Group]) -> list[list[Line]]:
-    """For the picture: every model with its runs and the paper's figure, T and L apart."""
-    shown: dict[str, list[Line]] = {}
+    """For the chart: every model with its runs and the paper's figure, a panel each for T and L."""
+    lines: dict[str, list[Line]] = {}
     for model in dict.fromkeys(model for pair in claim.pairs for model in pair):
         group, figure = groups.get(model), paper.figure_of(model, "cifar10") if claim.table else None
         values = tuple(run.accuracy.last for run in group.runs + group.repeats) if group else ()
         line = Line(claim.words[model], values, group.last.mean if group else None, figure.accuracy if figure else None)
-        shown.setdefault(model.split("_")[1], []).append(line)
-    return list(shown.values())
+        lines.setdefault(model.split("_")[1], []).append(line)
+    return list(lines.values())

@@ -42,14 +42,14 @@ class Measured:
 
 
 def measured_runs(group: Group | None) -> list[Measured]:
-    """Those of two blocks or more whose health was kept, the most accurate first."""
-    found = []
+    """Runs of two blocks or more whose health was recorded, the most accurate first."""
+    runs = []
     for run in group.runs if group else ():
         health = run.curve.get("health") or {}
-        kept = [curves["entropy"] for curves in health.values()]
-        if len(health) > 1 and all(len(curve) == run.epochs and None not in curve for curve in kept):
-            found.append(Measured(run, tuple(blocks_after(health, epoch) for epoch in range(run.epochs))))
-    return sorted(found, key=lambda one: -one.last)
+        entropies = [curves["entropy"] for curves in health.values()]
+        if len(health) > 1 and all(len(curve) == run.epochs and None not in curve for curve in entropies):
+            runs.append(Measured(run, tuple(blocks_after(health, epoch) for epoch in range(run.epochs))))
+    return sorted(runs, key=lambda run: -run.last)
 
 
 def blocks_after(health: Mapping[str, Any], epoch: int) -> tuple[BlockHealth, ...]:
@@ -67,14 +67,14 @@ def minus(value: float) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """All runs of T by the paper's recipe that tell of their health, and those of its variants."""
+    """All runs of T by the paper's recipe that recorded their health, and those of its variants."""
 
     runs: Sequence[Measured]
     others: Mapping[str, Sequence[Measured]]
-    without: Sequence[int]  # seeds whose runs do not
+    without: Sequence[int]  # seeds of T that did not
 
     def correlation(self, values: Iterable[float]) -> Correlation | None:
-        """Of the last accuracy with something of every run."""
+        """Of the last accuracy with a measure of every run."""
         return Correlation.of(list(values), [one.last for one in self.runs])
 
     @cached_property
@@ -102,10 +102,11 @@ class Study:
 
     @property
     def older(self) -> str:
-        """Which seeds were trained before health was kept."""
+        """Which seeds were trained before health was recorded."""
         if not self.without:
             return ""
-        return f" (not those with seed {', '.join(map(str, self.without))}, which came before it was kept)"
+        seeds = f"seed{'s' if len(self.without) > 1 else ''} {', '.join(map(str, self.without))}"
+        return f" (but not for {seeds}, trained before it was recorded)"
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -126,16 +127,15 @@ class Study:
 
     @property
     def points(self) -> dict[str, list[tuple[float, float]]]:
-        """For the picture: entropy of the second block and last accuracy, T first."""
-        shown = {"MSPCaps-T": self.runs} | {VARIANTS[model]: runs for model, runs in self.others.items()}
-        return {name: [(one.blocks[1].entropy, one.last) for one in runs] for name, runs in shown.items()}
+        """For the chart: entropy of the second block and last accuracy, T first."""
+        by_name = {"MSPCaps-T": self.runs} | {VARIANTS[model]: runs for model, runs in self.others.items()}
+        return {name: [(run.blocks[1].entropy, run.last) for run in runs] for name, runs in by_name.items()}
 
 
 def study_collapse(groups: Mapping[str, Group]) -> Study | None:
-    """`groups` are the runs on CIFAR-10 by the paper's recipe; None as long as no run of T tells of its health."""
+    """`groups` are the runs on CIFAR-10 by the paper's recipe; None if no run of T recorded its health."""
     runs = measured_runs(groups.get(T))
     if not runs:
         return None
-    others = {model: found for model in VARIANTS if (found := measured_runs(groups.get(model)))}
-    known = {one.run.seed for one in runs}
-    return Study(runs, others, sorted({run.seed for run in groups[T].runs} - known))
+    others = {model: measured for model in VARIANTS if (measured := measured_runs(groups.get(model)))}
+    return Study(runs, others, sorted({run.seed for run in groups[T].runs} - {one.run.seed for one in runs}))

@@ -1,5 +1,5 @@
-"""Pictures in which every run is a dot: of a few models, with the mean over seeds and the paper's figure, and of two
-measures against each other."""
+"""Charts in which every run is a dot: models with their means and the paper's figures, and two measures against each
+other."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -103,13 +103,13 @@ def key(y: float, paper: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where numbers lie on a picture with two axes; the one to the right may be logarithmic."""
+    """The axes of a chart; the x axis may be logarithmic."""
 
     xs: Sequence[float]  # ticks
     ys: Sequence[float]
     width: int
     height: int
-    bottom: int  # lower end of the axis upwards
+    bottom: int  # of the y axis
     log: bool = False
 
     def x_at(self, value: float) -> float:
@@ -121,7 +121,7 @@ class Frame:
         return self.bottom - (self.bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
 
     def drawn(self, axes: tuple[str, str], words: Callable[[float], str] = "{:g}".format) -> list[str]:
-        """Grid, ticks and the names of the axes; `words` are for the ticks to the right."""
+        """Grid, ticks and the names of the axes; `words` formats the ticks of the x axis."""
         bottom, right, middle = self.bottom, self.width - RIGHT, (TOP + self.bottom) / 2
         parts = []
         for tick in self.xs:
@@ -133,23 +133,23 @@ class Frame:
             parts.append(f'<line class="grid" x1="{MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(f'<text class="faint" x="{MARGIN - 9}" y="{y + 5:.1f}" text-anchor="end">{tick:g}</text>')
         parts.append(f'<text x="{right}" y="{bottom + 41}" text-anchor="end">{escape(axes[0])}</text>')
-        turned = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
-        return [*parts, f"<text {turned}>{escape(axes[1])}</text>"]
+        rotated = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
+        return [*parts, f"<text {rotated}>{escape(axes[1])}</text>"]
 
 
 def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tuple[str, str], label: str) -> str:
-    """A standalone SVG: the dots of the first name in one colour, all others in another; a dot tells its name."""
-    flat = [point for found in points.values() for point in found]
+    """A standalone SVG: the dots of the first name in one colour, all others in another; a dot's title is its name."""
+    flat = [point for of_name in points.values() for point in of_name]
     xs, ys = (nice_ticks(min(p[i] for p in flat), max(p[i] for p in flat)) for i in (0, 1))
     frame = Frame(xs, ys, WIDTH, HEIGHT, HEIGHT - MARGIN)
     parts = frame.drawn(axes)
-    for place, (name, found) in enumerate(points.items()):
-        for x, y in found:
+    for place, (name, of_name) in enumerate(points.items()):
+        for x, y in of_name:
             title, mark = f"{escape(name)}: {x:.3f}, {y:.2f}", "other" if place else "run"
             at = f'cx="{frame.x_at(x):.1f}" cy="{frame.y_at(y):.1f}"'
             parts.append(f'<circle class="{mark}" {at} r="5"><title>{title}</title></circle>')
-    shown = [("run", next(iter(points)), MARGIN), ("other", "its variants", MARGIN + 120)]
-    for mark, words, left in shown[: len(points)]:
+    key = [("run", next(iter(points)), MARGIN), ("other", "its variants", MARGIN + 120)]
+    for mark, words, left in key[: len(points)]:
         parts.append(f'<circle class="{mark}" cx="{left + 6}" cy="{HEIGHT - 17}" r="5"/>')
         parts.append(f'<text class="faint" x="{left + 18}" y="{HEIGHT - 12}">{escape(words)}</text>')
     return standalone(WIDTH, HEIGHT, label, STYLE, parts)

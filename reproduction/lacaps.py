@@ -1,6 +1,6 @@
-"""The measured part of docs/lacaps.md: LaCaps beside the paper's networks and plain heads, its trials, its cost per
-pixel."""
+"""The measured part of docs/lacaps.md: LaCaps beside the paper's networks and plain heads, trials, cost per pixel."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -8,13 +8,13 @@ from typing import Any
 from mspcaps.bench.tables import number
 from mspcaps.pages.charts import nice_ticks, standalone
 from mspcaps.report.runs import Group, settings
-from reproduction.baselines import Baselines, cost_of
+from reproduction.baselines import Baselines
 from reproduction.collapse import measured_runs
 from reproduction.dots import MARGIN, STYLE, Frame
-from reproduction.study_tables import markdown_table
-from reproduction.tables import Report, changes, recipe_settings
+from reproduction.study_tables import NONE, markdown_table, with_n
+from reproduction.tables import Report, changes, cost_of, recipe_settings
 
-NETWORKS = {  # recipe -> what the table calls it
+NETWORKS = {  # recipe -> its name in the table
     "paper/cifar10/mspcaps_t": "MSPCaps-T, the paper's recipe",
     "own/cifar10/mspcaps_t": "MSPCaps-T, ours",
     "own/cifar10/lacaps_t": "LaCaps-T",
@@ -27,7 +27,6 @@ NETWORKS = {  # recipe -> what the table calls it
     "controls/cifar10/resnet18": "ResNet-18, the paper's recipe",
 }
 TRIED = (*(name for name in NETWORKS if name.startswith("own/")), "fast/cifar10/mspcaps_t", "fast/cifar10/lacaps_t")
-NONE = "–"
 LINES = """
 polyline { fill: none; stroke-width: 2.5 } .l0 { stroke: #2f6fd0 } .l1 { stroke: #c05a1c; stroke-dasharray: 8 4 }
 .l2 { stroke: #2e8b57; stroke-dasharray: 2 4 } .l3 { stroke: #8a4fbf; stroke-dasharray: 10 3 2 3 }
@@ -37,7 +36,7 @@ polyline { fill: none; stroke-width: 2.5 } .l0 { stroke: #2f6fd0 } .l1 { stroke:
 
 
 def lacaps_values(report: Report, baselines: Baselines) -> dict[str, Any]:
-    """Of the template."""
+    """What the template is filled with."""
     groups = {name: baselines.trained(name) for name in NETWORKS}
     pixels = [result for result in baselines.benchmarks if result["what"] == "pixels"]
     return {
@@ -60,25 +59,25 @@ def network_table(groups: Mapping[str, Group | None], baselines: Baselines) -> s
             cost, speed = cost_of(model), baselines.speeds.get(model)
             step = number(speed["train"]["ms_per_step"]["median"]) if speed else NONE
             rows.append((
-                NETWORKS[name], f"{group.last} (n = {group.last.n})", str(group.best), f"{cost.params:,}",
+                NETWORKS[name], with_n(group.last), str(group.best), f"{cost.params:,}",
                 number(cost.macs / 1e6), step, group.training_time, *health_of(group),
             ))  # fmt: skip
     return markdown_table(heads, rows, range(1, len(heads))) if rows else ""
 
 
 def health_of(group: Group) -> tuple[str, str]:
-    """Means over the runs that kept it: the lowest entropy of a block after the last epoch, and the points lost when
-    the finest scale comes from another image."""
-    blocks = [run.blocks for run in measured_runs(group)]
-    if not blocks:
+    """Means over the runs that recorded it: the lowest entropy of a block after the last epoch, and the points lost
+    when the finest scale comes from another image."""
+    runs = [run.blocks for run in measured_runs(group)]
+    if not runs:
         return NONE, NONE
-    entropy = sum(min(block.entropy for block in found) for found in blocks) / len(blocks)
-    lost = [next(iter(found[0].swapped.values())) for found in blocks if found[0].swapped]
-    return f"{entropy:.2f}", f"{sum(lost) / len(lost):.1f}" if lost else NONE
+    entropy = statistics.fmean(min(block.entropy for block in blocks) for blocks in runs)
+    lost = [next(iter(blocks[0].swapped.values())) for blocks in runs if blocks[0].swapped]
+    return f"{entropy:.2f}", f"{statistics.fmean(lost):.1f}" if lost else NONE
 
 
 def trial_table(report: Report) -> str:
-    """What was tried on held-out training images, the best of each recipe first."""
+    """Trials on held-out training images, the best of each recipe first."""
     rows = []
     for name in TRIED:
         recipe = recipe_settings(name)
@@ -86,9 +85,8 @@ def trial_table(report: Report) -> str:
         tried = [g for g in report.trials if (g.first.model, g.first.dataset) == (model, recipe["data"])]
         for group in sorted(tried, key=lambda group: -group.last.mean):
             if group.first.name.partition("+")[0] == kind:
-                said = changes(settings(group.first.recipe), recipe) or "as it is"
-                reached = f"{group.last} (n = {group.last.n})"
-                rows.append((f"`{name}`", said, f"{group.first.epochs}", reached))
+                change = changes(settings(group.first.recipe), recipe) or "none"
+                rows.append((f"`{name}`", change, f"{group.first.epochs}", with_n(group.last)))
     return markdown_table(("recipe", "change", "epochs", "held-out accuracy"), rows, (2, 3)) if rows else ""
 
 
@@ -107,7 +105,7 @@ def pixel_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def pixel_chart(results: Sequence[Mapping[str, Any]]) -> str:
-    """A standalone SVG: the time of a pixel at every size over that at the smallest, a line for each measurement."""
+    """A standalone SVG: the time per pixel relative to the smallest size, a line for each measurement."""
     lines = {
         f"{r['model']}, {r['environment']['device']}": [(one["img_size"], one["relative_time"]) for one in r["sizes"]]
         for r in results
@@ -121,10 +119,8 @@ def pixel_chart(results: Sequence[Mapping[str, Any]]) -> str:
     parts = frame.drawn(("side of the images in pixels", "time per pixel, relative"), "{:.0f}".format)
     for i, (name, line) in enumerate(lines.items()):
         path = " ".join(f"{frame.x_at(side):.1f},{frame.y_at(value):.1f}" for side, value in line)
-        told = "; ".join(f"{side}: {value:.2f}" for side, value in line)
-        parts.append(
-            f'<polyline class="l{i % 4}" points="{path}"><title>{escape(f"{name}: {told}")}</title></polyline>'
-        )
+        title = escape(f"{name}: {'; '.join(f'{side}: {value:.2f}' for side, value in line)}")
+        parts.append(f'<polyline class="l{i % 4}" points="{path}"><title>{title}</title></polyline>')
         y = 368 + 24 * i
         parts.append(f'<polyline class="l{i % 4}" points="{MARGIN},{y - 5} {MARGIN + 40},{y - 5}"/>')
         parts.append(f'<text class="faint" x="{MARGIN + 50}" y="{y}">{escape(name)}</text>')

@@ -1,4 +1,4 @@
-"""The tables of docs/own_data.md: what the recipe for one's own images reaches on real pictures, and how it was chosen.
+"""The tables of docs/own_data.md: the recipe for one's own images on real pictures, and how it was chosen.
 
 Everything is read from the ledger results/pictures, which `studies/own_pictures.py` fills.
 """
@@ -10,18 +10,18 @@ from typing import Any
 
 from mspcaps.report.runs import Group, read_groups
 from mspcaps.training import load_recipe
+from reproduction.study_tables import NONE, with_n
 
 FOLDER = "pictures"  # of the ledger below results/, and the name of the recipe
 COMPARED = {  # model and initial weights
     ("mspcaps_t", ""): "MSPCaps-T", ("resnet20", ""): "ResNet-20",
     ("mspcaps_t", "mspcaps_t.cifar10"): "MSPCaps-T from `mspcaps_t.cifar10`",
 }  # fmt: skip
-Rows = list[tuple[str, ...]]
 Setting = tuple[int, float, bool]  # epochs, peak learning rate, flips
 
 
 def picture_values(results: Path) -> dict[str, Any]:
-    """Of the template; without figures until something was measured."""
+    """What the template is filled with; without rows until something was measured."""
     folder, own = results / FOLDER, load_recipe(FOLDER).to_dict()
     groups = read_groups(folder) if (folder / "runs").is_dir() else []
     chosen = setting_of(own)
@@ -30,6 +30,7 @@ def picture_values(results: Path) -> dict[str, Any]:
     sets = sorted({group.first.dataset for group in groups})
     ranked = rank(choice, sets)
     return {
+        "single": any(group.last.n == 1 for group in tested),
         "recipe": own,
         "rows": [set_row(name, [group for group in tested if group.first.dataset == name]) for name in sets if tested],
         "heads": ("pictures", "trained on", "size", *COMPARED.values(), "time of one run"),
@@ -38,7 +39,7 @@ def picture_values(results: Path) -> dict[str, Any]:
             for (epochs, lr, flips), values in ranked.items()
         ],
         "choice_heads": ("epochs", "peak learning rate", "flips", *sets, "mean"),
-        "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,  # the first
+        "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,
     }
 
 
@@ -51,22 +52,20 @@ def setting(group: Group) -> Setting:
 
 
 def set_row(name: str, groups: Sequence[Group]) -> tuple[str, ...]:
-    """One set: what every way of training reaches on its test pictures."""
-    found = {(group.first.model, group.first.recipe["init"]): group for group in groups}
-    cells = [f"{found[key].last} (n = {found[key].last.n})" if key in found else "–" for key in COMPARED]
-    ours = found.get(("mspcaps_t", ""))
-    about = (f"{ours.first.images:,}", f"{ours.first.recipe['img_size']}", *cells, ours.training_time) if ours else (
-        "–", "–", *cells, "–"
-    )  # fmt: skip
-    return (name, *about)
+    """One set: the accuracy of every way of training on its test pictures."""
+    by_way = {(group.first.model, group.first.recipe["init"]): group for group in groups}
+    cells = [with_n(by_way[way].last) if way in by_way else NONE for way in COMPARED]
+    if ours := by_way.get(("mspcaps_t", "")):
+        return (name, f"{ours.first.images:,}", f"{ours.first.recipe['img_size']}", *cells, ours.training_time)
+    return (name, NONE, NONE, *cells, NONE)
 
 
 def rank(groups: Sequence[Group], sets: Sequence[str]) -> dict[Setting, list[float]]:
-    """Settings and their accuracies on held-out training pictures of every set, then their mean, by which they are in
-    order; only those that every set was trained with."""
-    found: dict[Setting, dict[str, float]] = {}
+    """Settings that every set was trained with: their accuracies on held-out training pictures of each set, then the
+    mean, the best mean first."""
+    accuracies: dict[Setting, dict[str, float]] = {}
     for group in groups:
-        found.setdefault(setting(group), {})[group.first.dataset] = group.last.mean
-    whole = {key: [by_set[name] for name in sets] for key, by_set in found.items() if len(by_set) == len(sets)}
+        accuracies.setdefault(setting(group), {})[group.first.dataset] = group.last.mean
+    whole = {key: [by_set[name] for name in sets] for key, by_set in accuracies.items() if len(by_set) == len(sets)}
     means = {key: [*values, statistics.fmean(values)] for key, values in whole.items()}
     return dict(sorted(means.items(), key=lambda item: -item[1][-1]))

@@ -1,4 +1,4 @@
-"""The pages and blocks that are made of results/: templates filled with figures, and the tables in them."""
+"""The pages and blocks generated from results/: templates filled with figures and tables."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper, robustness
-from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, gap_words
+from reproduction.baselines import Baselines, accuracy_table, charts, cost_table
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
 from reproduction.lacaps import lacaps_values
@@ -22,6 +22,7 @@ from reproduction.pose import pose_charts, pose_values
 from reproduction.scale import scale_values
 from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
+    NONE,
     candidates_table,
     figures,
     int8_table,
@@ -31,38 +32,38 @@ from reproduction.study_tables import (
     named_table,
     read_explanations,
     read_json,
+    with_n,
 )
 from reproduction.tables import NEAR, Report, Row, Table, Trial, binomial_error, read_report, trials_of
 
 ROOT = Path(__file__).parent.parent
 GENERATED = "<!-- Written by `make regenerate` from results/. Do not edit: a test compares the two. -->"
-NONE, NOT_TRAINED = "–", "not trained yet"
-FIRST = "paper+initial_scale=positions0.02"  # how the first runs of 300 epochs are called today
-SHARING = 6  # the paper's table of it
+FIRST = "paper+initial_scale=positions0.02"  # today's name of the first runs of 300 epochs
+SHARING = 6  # number of the paper's table
 PLURAL = {"holds": "hold", "holds in part": "hold in part", "is not confirmed": "are not confirmed"}
 Compared = Mapping[claims.Claim, Sequence[claims.Comparison]]
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
 
 def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
-    """Everything that is written from `results`: docs pages, plots, and README and docs with their blocks made anew."""
+    """Everything generated from `results`: pages and plots of docs/, and the pages that have generated blocks."""
     report = read_report(results)
     values = values_of(report, results)
-    names = ("results", "baselines", "ablations", "speed")
-    found = {root / "docs" / f"{name}.md": render(f"{name}.md.j2", values) for name in names}
-    found |= {root / "docs" / "baselines" / name: chart for name, chart in values["baseline_charts"].items()}
+    docs, names = root / "docs", ("results", "baselines", "ablations", "speed")
+    files = {docs / f"{name}.md": render(f"{name}.md.j2", values) for name in names}
+    files |= {docs / "baselines" / name: chart for name, chart in values["baseline_charts"].items()}
     for claim in claims.CLAIMS:
         chart = dot_chart(claims.panels(claim, report.compared), claim.title)
-        found[root / "docs" / "ablations" / f"{claim.anchor}.svg"] = chart
+        files[docs / "ablations" / f"{claim.anchor}.svg"] = chart
     if study := values["collapse"]:
         axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
         chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
-        found[root / "docs" / "ablations" / "collapse.svg"] = chart
-    found |= pose_charts(results, root / "docs" / "robustness")
+        files[docs / "ablations" / "collapse.svg"] = chart
+    files |= pose_charts(results, docs / "robustness")
     if chart := values["robustness"]["figure"]:
-        found[root / "docs" / "robustness.svg"] = chart
+        files[docs / "robustness.svg"] = chart
     if chart := values["lacaps"]["pixel_chart"]:
-        found[root / "docs" / "lacaps.svg"] = chart
+        files[docs / "lacaps.svg"] = chart
     for name, blocks in {
         "docs/robustness.md": {"robustness": "robustness", "shifts": "shifts"},
         "docs/explain.md": {"faithfulness": "faithfulness"},
@@ -75,43 +76,41 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         text = (root / name).read_text(encoding="utf-8")
         for mark, template in blocks.items():
             text = with_block(text, mark, render(f"{template}.md.j2", values), name)
-        found[root / name] = text
-    return found
+        files[root / name] = text
+    return files
 
 
 def with_block(text: str, mark: str, block: str, where: str) -> str:
-    """The text with what stands between its two marks written anew."""
+    """The text with a new block between its two markers."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     before, after = split_at_markers(text, begin, end, where)
     return f"{before}{begin}\n{GENERATED}\n\n{block.strip()}\n\n{end}{after}"
 
 
 def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
-    """The text before and after the two markers; a generated block replaces the markers and what is between them."""
+    """The text before and after the two markers."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise MspcapsError(
-            f"{where} must hold {begin} and, after it, {end}, each once: what lies between them is replaced"
-        )
+        raise MspcapsError(f"{where} must hold {begin} and, after it, {end}, each once: the text between is generated")
     return text[: text.index(begin)], text[text.index(end) + len(end) :]
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=False,
     )  # fmt: skip
-    made.filters["listed"] = listed
-    made.filters["capitalized"] = lambda text: text[0].upper() + text[1:]
-    return re.sub(r"\n{3,}", "\n\n", made.get_template(template).render(values)).strip() + "\n"
+    environment.filters["listed"] = listed
+    environment.filters["capitalized"] = lambda text: text[0].upper() + text[1:]
+    return re.sub(r"\n{3,}", "\n\n", environment.get_template(template).render(values)).strip() + "\n"
 
 
 def values_of(report: Report, results: Path) -> dict[str, Any]:
     """What the templates are filled with."""
     compared, before = claims.compare(report.compared), claims.compare(claims.first_seeds(report.compared))
-    pairs = [pair for found in compared.values() for pair in found]
+    pairs = [pair for of_claim in compared.values() for pair in of_claim]
     judged: dict[str, list[str]] = {}
-    for claim, found in compared.items():
-        if claim.table and (verdict := claims.verdict_on(found)):
+    for claim, of_claim in compared.items():
+        if claim.table and (verdict := claims.verdict_on(of_claim)):
             judged.setdefault(verdict, []).append(claim.title)
     pooled, benchmarks = claims.pool(pairs), read_benchmarks(results)
     baselines = Baselines(report, benchmarks)
@@ -124,7 +123,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "full": full, "cifar10": [row for row in full if row.dataset == "cifar10"],
         "ablations_above": sum(row.model not in paper.TITLES for row in above),
         "missed": [(row, tried) for row in rows if (tried := trials_of(row, report)) or row.missed],
-        "first": first, "first_printed": printed("mspcaps_t"),
+        "first": first, "first_figure": paper.figure_of("mspcaps_t", "cifar10"),
         "compared": compared, "judged": {verdict: judged[verdict] for verdict in PLURAL if verdict in judged},
         "plural": PLURAL, "smaller": claims.smaller_gaps(pairs), "verdict_on": claims.verdict_on,
         "corrected": [pair for pair in pairs if pair.corrected is not None],
@@ -138,7 +137,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "t_rows": t_rows(report), "seeds": seeds_of(report.compared), "verdicts": verdicts(before, compared),
         "repeats": claims.repeat_differences(report.compared),
         "later": claims.later_seeds(report.compared),
-        "benchmarks": [  # what pixels cost is told by docs/lacaps.md
+        "benchmarks": [  # the cost per pixel is in docs/lacaps.md
             (result, *bench_tables.result_tables(result)) for result in benchmarks if result["what"] != "pixels"
         ],
         "fastest": fastest(benchmarks), **scale_values(fastest(benchmarks)),
@@ -146,12 +145,11 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "lacaps": lacaps_values(report, baselines),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
-        "cost_table": cost_table, "gap_words": gap_words, "table_of": table_of, "trial_table": trial_table,
+        "cost_table": cost_table, "table_of": table_of, "trial_table": trial_table,
         "runs_table": markdown_table(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
         "comparison_table": comparison_table(pairs), "repeats_table": repeats_table(report),
         "readme_grid": readme_grid(report), "named_table": named_table, "methods_table": methods_table,
         "candidates_table": candidates_table, "int8_table": int8_table,
-        "provenances": sorted({line for table in report.main for line in table.provenances}),
         "grid": lambda heads, rows, left: markdown_table(heads, rows, range(left, len(heads))),
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
         "judge": judge, "figures": lambda pair: figures(*pair), **pose_values(report, results),
@@ -164,16 +162,6 @@ def listed(words: Sequence[str], form: str = "%s") -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def printed(model: str) -> float:
-    figure = paper.figure_of(model, "cifar10")
-    assert figure is not None
-    return figure.accuracy
-
-
-def with_n(value: Spread) -> str:
-    return f"{value} (n = {value.n})"
-
-
 # Seeds
 
 
@@ -184,7 +172,7 @@ def row_of_t(report: Report) -> Row | None:
 
 
 def t_rows(report: Report) -> list[tuple[str, ...]]:
-    """What it reached after the last epoch and after the best."""
+    """Its accuracy after the last epoch and after the best."""
     row, rows = row_of_t(report), list[tuple[str, ...]]()
     if not (row and row.group and row.figure):
         return rows
@@ -198,7 +186,7 @@ def t_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def seeds_of(groups: Mapping[str, Group]) -> dict[str, Any]:
-    """What has fewer seeds than ten: of the models that shall have them, and of the others."""
+    """Models with fewer than ten seeds: those planned to have ten, and the rest."""
     few = {model: group.last.n for model, group in groups.items() if group.last.n < claims.SEEDS}
     planned = {model: few[model] for model in claims.PLANNED if model in few}
     rest = {model: n for model, n in few.items() if model not in planned}
@@ -206,7 +194,7 @@ def seeds_of(groups: Mapping[str, Group]) -> dict[str, Any]:
 
 
 def verdicts(before: Compared, now: Compared) -> dict[str, Any]:
-    """Of every comparison that more seeds than the first ones have been trained for, what was said then and now."""
+    """The verdicts with the first seeds and with all, for every comparison that has more than the first."""
     pairs = [
         (first, last)
         for firsts, lasts in zip(before.values(), now.values(), strict=True)
@@ -231,7 +219,7 @@ def numbers(pair: claims.Comparison) -> str:
 
 
 def training_losses(groups: Mapping[str, Group]) -> dict[str, Any]:
-    """How closely networks with shared and with own vote weights fit the training images, and what they reach."""
+    """Training loss and test accuracy of networks with shared and with own vote weights."""
     sharing = next(claim for claim in claims.CLAIMS if claim.table == SHARING)
     losses = {
         model: Spread.of([run.curve["loss"][-1] for run in groups[model].runs])
@@ -255,7 +243,7 @@ def training_losses(groups: Mapping[str, Group]) -> dict[str, Any]:
 
 def cells(row: Row) -> tuple[str, ...]:
     """In the order of HEADS."""
-    ours: tuple[str, ...] = (NOT_TRAINED, NONE, NONE)
+    ours: tuple[str, ...] = ("not trained yet", NONE, NONE)
     if row.group:
         ours = (with_n(row.group.last), str(row.group.best), signed(row.gap) if row.gap is not None else NONE)
     return (
@@ -265,28 +253,29 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def table_of(table: Table) -> str:
-    """Heading, rows and where the data came from; columns without a figure only where the paper has a table."""
-    title = f"## {table.title}" + (f" (Table {table.source.number} of the paper)" if table.source else "")
-    said = [f"The paper concludes: {table.source.claim}"] if table.source and table.source.claim else []
-    said += [table.source.note] if table.source and table.source.note else []
+    """Heading, notes and rows; only a table of the paper keeps columns that are empty."""
+    source = table.source
+    title = f"## {table.title}" + (f" (Table {source.number} of the paper)" if source else "")
+    notes = [f"The paper concludes: {source.claim}"] if source and source.claim else []
+    notes += [source.note] if source and source.note else []
     heads, first = (*table.heads, *HEADS), len(table.heads)
     rows = [(*row.setting, *cells(row)) for row in table.rows]
-    shown = [i for i in range(len(heads)) if i < first or table.source or any(row[i] != NONE for row in rows)]
-    right = [place for place, i in enumerate(shown) if first <= i < first + 5]
-    body = markdown_table([heads[i] for i in shown], [[row[i] for i in shown] for row in rows], right)
-    data = [f"Data: {' '.join(table.provenances)}"] if table.provenances else []
-    return "\n\n".join([title, *said, body, *data])
+    columns = [i for i in range(len(heads)) if i < first or source or any(row[i] != NONE for row in rows)]
+    right = [place for place, i in enumerate(columns) if first <= i < first + 5]
+    body = markdown_table([heads[i] for i in columns], [[row[i] for i in columns] for row in rows], right)
+    return "\n\n".join([title, *notes, body])
 
 
 def trial_table(trials: Sequence[Trial]) -> str:
     heads = ("change", "accuracy", "unchanged recipe", "difference", "95 % CI", "epochs", "images")
     rows = []
     for trial in trials:
-        recipe, found = trial.group.first.recipe, trial.difference
-        interval = (f"({found.interval})" if found.borrowed else found.interval) if found else ""
-        base, gap = (with_n(trial.base.last), signed(found.gap)) if trial.base and found else ("not measured", NONE)
-        how = (f"{recipe['epochs']}", f"{recipe['held_out']:,}")
-        rows.append((trial.words, with_n(trial.group.last), base, gap, interval or NONE, *how))
+        recipe, difference = trial.group.first.recipe, trial.difference
+        cells = ("not measured", NONE, NONE)
+        if trial.base and difference:
+            cells = (with_n(trial.base.last), signed(difference.gap), difference.cell)
+        budget = (f"{recipe['epochs']}", f"{recipe['held_out']:,}")
+        rows.append((trial.words, with_n(trial.group.last), *cells, *budget))
     return markdown_table(heads, rows, range(1, len(heads)))
 
 
@@ -302,29 +291,25 @@ def readme_grid(report: Report) -> str:
 def comparison_table(pairs: Sequence[claims.Comparison]) -> str:
     rows = []
     for pair in pairs:
-        found, figures_ = pair.difference, pair.printed
-        interval = (f"({found.interval})" if found.borrowed else found.interval) if found else ""
-        rows.append((
-            pair.words, signed(figures_[0] - figures_[1]) if figures_ else NONE, signed(found.gap) if found else NONE,
-            interval or NONE, pair.verdict,
-        ))  # fmt: skip
+        difference = pair.difference
+        paper_gap = signed(pair.printed[0] - pair.printed[1]) if pair.printed else NONE
+        ours = (signed(difference.gap), difference.cell) if difference else (NONE, NONE)
+        rows.append((pair.words, paper_gap, *ours, pair.verdict))
     return markdown_table(("comparison", "paper", "here", "95 % CI", "verdict"), rows, (1, 2, 3))
 
 
 def repeats_table(report: Report) -> str:
-    """What repeated runs reached, and what the first ones did."""
+    """Accuracies of repeated runs beside those of the first."""
     rows = []
     for group in report.groups:
         for other in group.repeats:
             first = next((run for run in group.runs if run.seed == other.seed), None)
             if first is None:
-                raise MspcapsError(
-                    f"{other.model}, {other.name}, seed {other.seed} is a repeat of no run in the ledger"
-                )
-            run = f"`{other.model}`, {other.dataset}, {other.recipe['epochs']} epochs, seed {other.seed}"
-            reached = [f"{made.engine}, {made.precision}: {made.accuracy.last:.2f}" for made in (first, other)]
+                raise MspcapsError(f"{other.model}, {other.name}, seed {other.seed} repeats no run of the ledger")
+            name = f"`{other.model}`, {other.dataset}, {other.recipe['epochs']} epochs, seed {other.seed}"
+            accuracies = [f"{run.engine}, {run.precision}: {run.accuracy.last:.2f}" for run in (first, other)]
             images = "held-out" if other.recipe["held_out"] else "test"
-            rows.append((run, images, *reached, signed(first.accuracy.last - other.accuracy.last)))
+            rows.append((name, images, *accuracies, signed(first.accuracy.last - other.accuracy.last)))
     heads = ("run", "images", "first run", "repeat", "difference")
     return markdown_table(heads, rows, (2, 3, 4)) if rows else "None yet."
 
@@ -333,20 +318,20 @@ def repeats_table(report: Report) -> str:
 
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
-    """All measurements, kind by kind; GPUs before CPUs, small models first."""
-    order, found = ("train", "infer", "families", "attack", "memory", "pixels"), []
+    """All measurements by kind, GPUs before CPUs, small models first."""
+    order, benchmarks = ("train", "infer", "families", "attack", "memory", "pixels"), []
     for path in sorted((results / "bench").glob("*.json")):
         result = read_json(path)
         if not isinstance(result, dict) or result.get("what") not in order:
             raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`")
-        found.append(result)
+        benchmarks.append(result)
     key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
         order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
     )  # fmt: skip
-    return sorted((result for result in found if not result["quick"]), key=key)
+    return sorted((result for result in benchmarks if not result["quick"]), key=key)
 
 
 def fastest(benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Training on the first of the GPUs."""
+    """Training on the first GPU."""
     trained = [r for r in benchmarks if r["what"] == "train" and "CPU" not in r["environment"]["device"]]
     return [r for r in trained if r["environment"]["device"] == trained[0]["environment"]["device"]]

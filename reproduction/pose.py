@@ -1,6 +1,6 @@
 """Do capsules generalise to other poses and to changed images better than a linear head on the same backbone?
 
-Two tasks that test on poses which training does not show, from the ledger, and the accuracy on changed images, from
+Two tasks that test on poses that training does not show, from the ledger, and the accuracy on changed images, from
 results/robustness/. Every network is compared with MSPCaps-T, seed by seed.
 """
 
@@ -17,7 +17,7 @@ from mspcaps.evaluation.shifts import CHANGES
 from mspcaps.report.runs import Group, Spread, settings
 from mspcaps.training.recipe import list_recipes, load_recipe
 from reproduction.significance import Difference, holm, signed
-from reproduction.study_tables import markdown_table
+from reproduction.study_tables import NONE, markdown_table, with_n
 from reproduction.tables import Report, data_title, recipe_settings
 
 TASKS = ("mnist40", "dsprites_pose")
@@ -37,13 +37,12 @@ NETWORKS = {
     "resnet18": "ResNet-18",
 }
 POSE = ("rotation", "shift", "scale", "shear")
-HELD_OUT = 5_000  # training images on which the sweep measures what a network reaches on the poses it knows
-NONE = "–"
+HELD_OUT = 5_000  # training images on which the sweep measures the accuracy on known poses
 
 
 @dataclass(frozen=True)
 class Pair:
-    """MSPCaps-T less another network, over the seeds that both have."""
+    """MSPCaps-T minus another network, over the seeds that both have."""
 
     other: str
     where: str
@@ -55,14 +54,14 @@ class Pair:
         return f"{TWINS.get(self.other, self.other)} on {self.where}"
 
     @property
-    def told(self) -> str:
+    def cell(self) -> str:
         """+0.10 (−0.05 to +0.25)"""
         interval = f" ({self.difference.interval})" if self.difference.margin is not None else ""
         return f"{signed(self.difference.gap)}{interval}"
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[Difference, int] | None:
-    """Of the values of the same seeds, with Student's interval; one pair has none."""
+    """The mean difference over the same seeds, with Student's interval if there are two or more."""
     gaps = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
     if not gaps:
         return None
@@ -74,11 +73,11 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[Dif
 
 @dataclass(frozen=True)
 class Task:
-    """One of the two tasks: the runs of every network, and those that measure on the poses of the training."""
+    """One of the two tasks: the runs of every network."""
 
     name: str
     groups: Mapping[str, Group]
-    known: Mapping[str, Group]
+    known: Mapping[str, Group]  # measured on the poses of the training images
 
     @property
     def title(self) -> str:
@@ -86,11 +85,11 @@ class Task:
 
     @property
     def pairs(self) -> list[Pair]:
-        found, ours = [], self.groups.get(FIRST)
+        pairs, ours = [], self.groups.get(FIRST)
         for model, group in self.groups.items():
-            if model != FIRST and ours and (made := paired(ours.by_seed("last"), group.by_seed("last"))):
-                found.append(Pair(model, self.title, *made))
-        return found
+            if model != FIRST and ours and (difference := paired(ours.by_seed("last"), group.by_seed("last"))):
+                pairs.append(Pair(model, self.title, *difference))
+        return pairs
 
     @property
     def table(self) -> str:
@@ -99,7 +98,7 @@ class Task:
             known = self.known.get(model)
             rows.append((
                 NETWORKS[model], f"{group.first.params:,}", f"{known.last}" if known else NONE,
-                f"{group.last} (n = {group.last.n})", pairs[model].told if model in pairs else NONE,
+                with_n(group.last), pairs[model].cell if model in pairs else NONE,
                 group.training_time,
             ))  # fmt: skip
         heads = ("network", "parameters", "known poses", "other poses", "T − it (95 % CI)", "training")
@@ -117,8 +116,8 @@ def read_tasks(report: Report) -> list[Task]:
                 continue
             if group := report.group_of(recipe):
                 groups[model] = group
-            wanted = {**recipe_settings(recipe), "held_out": HELD_OUT, "name": f"pose+held_out={HELD_OUT}"}
-            if trial := next((g for g in report.trials if settings(g.first.recipe) == wanted), None):
+            held_out = {**recipe_settings(recipe), "held_out": HELD_OUT, "name": f"pose+held_out={HELD_OUT}"}
+            if trial := next((g for g in report.trials if settings(g.first.recipe) == held_out), None):
                 known[model] = trial
         if groups:
             tasks.append(Task(name, groups, known))
@@ -127,7 +126,7 @@ def read_tasks(report: Report) -> list[Task]:
 
 @dataclass(frozen=True)
 class Shifted:
-    """What all networks measured on one data set make of changed images, by the name of their recipe."""
+    """The accuracy of all networks measured on changed images of one data set."""
 
     dataset: str
     results: Sequence[ShiftResult]
@@ -139,50 +138,50 @@ class Shifted:
     @property
     def networks(self) -> dict[tuple[str, str], list[ShiftResult]]:
         """By model and recipe, in the order of NETWORKS."""
-        order, found = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
+        order, networks = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
         key = lambda r: (order.index(r.model) if r.model in order else len(order), r.model, r.recipe)  # noqa: E731
         for result in sorted(self.results, key=key):
-            found.setdefault((result.model, result.recipe), []).append(result)
-        return found
+            networks.setdefault((result.model, result.recipe), []).append(result)
+        return networks
 
     def values(self, model: str, recipe: str, lost: bool = False) -> dict[int, float]:
-        """The mean accuracy over the changes of pose, of every seed; or how much less it is than without a change."""
-        found = {}
+        """Of every seed the mean accuracy over the changes of pose, or with `lost` the points lost to them."""
+        by_seed = {}
         for result in self.networks.get((model, recipe), ()):
             mean = statistics.fmean(result.evaluation.means[change] for change in POSE)
-            found[result.seed or 0] = result.evaluation.clean - mean if lost else mean
-        return found
+            by_seed[result.seed or 0] = result.evaluation.clean - mean if lost else mean
+        return by_seed
 
     def pairs(self, lost: bool = False) -> dict[tuple[str, str], Pair]:
         """With MSPCaps-T by the same recipe."""
-        found = {}
+        pairs = {}
         for model, recipe in self.networks:
-            made = paired(self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
-            if model != FIRST and made:
-                found[model, recipe] = Pair(model, self.title, *made)
-        return found
+            difference = paired(self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
+            if model != FIRST and difference:
+                pairs[model, recipe] = Pair(model, self.title, *difference)
+        return pairs
 
     @property
     def table(self) -> str:
         poses, lost, rows = self.pairs(), self.pairs(lost=True), []
-        for (model, recipe), found in self.networks.items():
-            evaluations = [result.evaluation for result in found]
+        for (model, recipe), results in self.networks.items():
+            evaluations = [result.evaluation for result in results]
             means = [statistics.fmean(one.means[change] for one in evaluations) for change in CHANGES]
             overall = (statistics.fmean(one.clean for one in evaluations), *means, statistics.fmean(means))
-            pairs = [pairs[model, recipe].told if (model, recipe) in pairs else NONE for pairs in (poses, lost)]
+            pairs = [pairs[model, recipe].cell if (model, recipe) in pairs else NONE for pairs in (poses, lost)]
             name = f"{NETWORKS.get(model, model)}, `{recipe}`" if recipe else NETWORKS.get(model, model)
-            rows.append((name, str(len(found)), *(f"{value:.1f}" for value in overall), *pairs))
+            rows.append((name, str(len(results)), *(f"{value:.1f}" for value in overall), *pairs))
         heads = ("network, recipe", "n", "none", *CHANGES, "mean", "T − it, pose", "T − it, lost by pose")
         return markdown_table(heads, rows, range(1, len(heads)))
 
     @property
     def chart(self) -> str:
-        ordered = [result for found in self.networks.values() for result in found]
+        ordered = [result for results in self.networks.values() for result in results]
         return shift_chart(ordered, f"Accuracy on changed images of {self.title} against the strength of the change")
 
 
 def read_shifted(results: Path) -> list[Shifted]:
-    """By data set, in the order of the catalog; what was measured on some of the images only is left out."""
+    """By data set, in the order of the catalog; without measurements on only some of the images."""
     sets: dict[str, list[ShiftResult]] = {}
     for result in list_shifts(results):
         if not result.part:
@@ -192,20 +191,20 @@ def read_shifted(results: Path) -> list[Shifted]:
 
 
 def verdict(pairs: Sequence[Pair]) -> dict[str, list[str]]:
-    """Which comparisons with a linear head come out how, after Holm's correction for all that have an interval."""
+    """The outcome of the comparisons with a linear head, after Holm's correction for all that have an interval."""
     judged = [pair for pair in pairs if pair.difference.p_value is not None]
-    kept = holm([pair.difference.p_value for pair in judged if pair.difference.p_value is not None])
-    found: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-    for pair, clear in zip(judged, kept, strict=True):
-        found["undecided" if not clear else "better" if pair.difference.gap > 0 else "worse"].append(pair.words)
-    return found
+    significant = holm([pair.difference.p_value for pair in judged if pair.difference.p_value is not None])
+    outcomes: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+    for pair, clear in zip(judged, significant, strict=True):
+        outcomes["undecided" if not clear else "better" if pair.difference.gap > 0 else "worse"].append(pair.words)
+    return outcomes
 
 
 def pose_values(report: Report, results: Path) -> dict[str, Any]:
     """What templates/shifts.md.j2 is filled with."""
     tasks, shifted = read_tasks(report), read_shifted(results)
     twins = [pair for task in tasks for pair in task.pairs if pair.other in TWINS]
-    changed = [pair for found in shifted for (model, _), pair in found.pairs().items() if model in TWINS]
+    changed = [pair for one in shifted for (model, _), pair in one.pairs().items() if model in TWINS]
     return {
         "tasks": tasks, "shifted": shifted, "pose_verdict": verdict(twins), "shift_verdict": verdict(changed),
         "poses": pose, "splits": pose.SPLITS, "epochs": load_recipe(f"pose/{TASKS[0]}/{FIRST}").epochs,
@@ -214,5 +213,5 @@ def pose_values(report: Report, results: Path) -> dict[str, Any]:
 
 
 def pose_charts(results: Path, folder: Path) -> dict[Path, str]:
-    """The figures of the page."""
-    return {folder / f"shifts-{found.dataset}.svg": found.chart for found in read_shifted(results)}
+    """The charts of the page."""
+    return {folder / f"shifts-{one.dataset}.svg": one.chart for one in read_shifted(results)}

@@ -1,4 +1,4 @@
-"""How training would scale to more GPUs than we had: on paper, from the measured step of one GPU, the bytes of the
+"""How training would scale to more GPUs than we had: an estimate from the measured step of one GPU, the bytes of the
 gradient, and the link speeds that scale.toml assumes. Nothing here is a measurement."""
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ HEADS = ("model", "GPUs", "batch", "message", "ms per step", "images/s", "effici
 
 
 def message_seconds(count: float, gpus: int, links: Mapping[str, Any]) -> float:
-    """To average `count` bytes: reduced inside each machine, of which every GPU then averages its part with those of
-    the other machines, and gathered inside. A ring of n sends 2 (n - 1) / n of what it averages over each link."""
+    """To average `count` bytes: each machine reduces them, every GPU averages its part with its peers in the other
+    machines, and each machine gathers the parts. A ring of n sends 2 (n - 1) / n of the bytes over each link."""
     inside, machines = min(gpus, links["machine"]), -(-gpus // links["machine"])
     seconds = 0.0
     for members, part, link in ((inside, count, links["inside"]), (machines, count / inside, links["between"])):
@@ -60,9 +60,7 @@ def estimate(result: Mapping[str, Any], gpus: int, links: Mapping[str, Any]) -> 
         norms = 2 * norm_layers(model)  # a message forward and one backward, so small that latency is all of it
         statistics = norms * message_seconds(0, gpus, links)
         synchronised = group["ms_per_step_synchronised"]["median"] / 1000 + message + statistics
-    return Estimate(
-        model, gpus, result["batch_size"], ours["ms_per_step"]["median"] / 1000, message, synchronised
-    )  # fmt: skip
+    return Estimate(model, gpus, result["batch_size"], ours["ms_per_step"]["median"] / 1000, message, synchronised)
 
 
 @cache

@@ -13,15 +13,15 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means; the margin is half of Welch's interval, None where both sides have one run or nothing varies.
+    """Of two means. The margin is half of Welch's interval, or None if both sides are single runs or nothing varies.
 
-    A single run beside several is taken to spread like them: the margin is then Student's.
+    A single run compared with several is assumed to spread like them: the margin is then Student's.
     """
 
     gap: float
     margin: float | None
-    borrowed: bool = False  # whether one side has the other's spread
-    p_value: float | None = None  # of a gap at least as wide where there is none; None as the margin
+    borrowed: bool = False  # whether one side is given the other's spread
+    p_value: float | None = None  # of a gap at least this wide if there were no difference; None like the margin
 
     @classmethod
     def of(cls, a: Spread, b: Spread) -> "Difference":
@@ -37,7 +37,7 @@ class Difference:
 
     @classmethod
     def pooled(cls, a: Spread, b: Spread, deviation: float, freedom: float) -> "Difference":
-        """With one deviation for both sides, known from more runs than theirs."""
+        """With one deviation for both sides, estimated from more runs than theirs."""
         return cls.from_error(a.mean - b.mean, deviation * math.sqrt(1 / a.n + 1 / b.n), freedom)
 
     @classmethod
@@ -53,10 +53,15 @@ class Difference:
 
     @property
     def interval(self) -> str:
-        """+0.13 to +1.60; nothing where there is none."""
+        """+0.13 to +1.60; empty without a margin."""
         if self.margin is None:
             return ""
         return f"{signed(self.gap - self.margin)} to {signed(self.gap + self.margin)}"
+
+    @property
+    def cell(self) -> str:
+        """The interval as tables print it: in brackets if one side has the other's spread."""
+        return f"({self.interval})" if self.borrowed else self.interval or "–"
 
     def __neg__(self) -> "Difference":
         return replace(self, gap=-self.gap)
@@ -64,7 +69,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's r of n pairs with the interval of Fisher's z; no interval with fewer than four or on a line."""
+    """Pearson's r of n pairs with Fisher's interval; none for fewer than four pairs or for pairs on a line."""
 
     r: float
     n: int
@@ -102,7 +107,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def share(angle: float, freedom: float, steps: int = 200) -> float:
-    """How much of Student's t distribution is smaller in size than t = sqrt(freedom) tan(angle), by Simpson's rule."""
+    """Share of Student's t distribution with |t| below sqrt(freedom) tan(angle), by Simpson's rule."""
     scale = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
     heights = [math.cos(angle * i / steps) ** (freedom - 1) for i in range(steps + 1)]
     area = (heights[0] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]) + heights[-1]) * angle / steps / 3
@@ -111,7 +116,7 @@ def share(angle: float, freedom: float, steps: int = 200) -> float:
 
 @cache
 def quantile(freedom: float) -> float:
-    """What a variable of Student's t distribution exceeds in size with the probability 1 - CONFIDENCE."""
+    """The |t| that Student's t distribution exceeds with probability 1 - CONFIDENCE."""
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2

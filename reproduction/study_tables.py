@@ -8,6 +8,7 @@ from typing import Any
 from mspcaps.errors import MspcapsError
 from mspcaps.files import format_bytes
 from mspcaps.pages import grid
+from mspcaps.report.runs import Spread
 
 METHODS = {
     "part_whole": "part-whole heat map",
@@ -29,6 +30,7 @@ PATCHES = {
 ORDER_HEADS = ("order of the cells", "deletion (lower is better)", "insertion (higher is better)")
 BATCHES = (1, 32)
 FORMS = ("fp32", "int8")
+NONE = "–"  # an empty cell
 
 
 def read_json(path: Path) -> Any:
@@ -39,26 +41,31 @@ def read_json(path: Path) -> Any:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
-    """In Markdown; the columns whose numbers are in `right` are aligned to the right."""
+    """In Markdown; `right` are the indices of the columns aligned to the right."""
     return "\n".join(grid(heads, rows, right=right))
 
 
+def with_n(value: Spread) -> str:
+    """88.40 ± 0.26 (n = 3)"""
+    return f"{value} (n = {value.n})"
+
+
 def read_explanations(results: Path) -> list[dict[str, Any]]:
-    """In the order of their names; those that compare ways to make the map come with `candidates`."""
-    found = []
+    """In the order of their file names; `candidates` marks those that compare ways of making the map."""
+    entries = []
     for path in sorted((results / "explanation").glob("*.json")):
         entry = read_json(path)
-        chosen = path.name.startswith("candidates-")
+        compares = path.name.startswith("candidates-")
         for setting in entry.get("settings") or [{}]:
-            missing = {"candidates"} - set(setting) if chosen else set(METHODS) - set(setting.get("methods", ()))
+            missing = {"candidates"} - set(setting) if compares else set(METHODS) - set(setting.get("methods", ()))
             if missing:
                 raise MspcapsError(f"{path} is not a measurement of explanations")
-        found.append(entry | {"candidates": chosen})
-    return found
+        entries.append(entry | {"candidates": compares})
+    return entries
 
 
 def named_table(groups: Mapping[str, Any]) -> str:
-    """By how much the score drops, and the paired difference to random patches."""
+    """How far the score drops, and the paired difference from random patches."""
     rows = []
     for group, title in PATCHES.items():
         if group in groups:
@@ -82,10 +89,11 @@ def candidates_table(candidates: Mapping[str, Any]) -> str:
 def methods_table(methods: Mapping[str, Any]) -> str:
     rows = []
     for name, title in METHODS.items():
-        found = [methods[name][way] for way in ("deletion", "insertion")]
-        beats = ["" if name == "random" else f" ({f['better_than_random']:.0f} %)" for f in found]
-        areas = [f"{f['auc'][0]:.3f} ± {f['auc'][1]:.3f}{b}" for f, b in zip(found, beats, strict=True)]
-        rows.append((title, *areas))
+        cells = []
+        for curve in (methods[name][way] for way in ("deletion", "insertion")):
+            beats = "" if name == "random" else f" ({curve['better_than_random']:.0f} %)"
+            cells.append(f"{curve['auc'][0]:.3f} ± {curve['auc'][1]:.3f}{beats}")
+        rows.append((title, *cells))
     return markdown_table(ORDER_HEADS, rows, (1, 2))
 
 
@@ -101,14 +109,14 @@ def figures(difference: float, error: float) -> str:
 
 
 def int8_table(result: Mapping[str, Any]) -> str:
-    """Milliseconds stay in the store: a busy machine changes them more than their ratio."""
+    """Ratios of times, not milliseconds, which a busy machine changes more."""
     heads = ("weights", "file, fp32", "int8", "accuracy, fp32", "int8", *(f"time at batch {b}" for b in BATCHES))
     rows = []
-    for name, found in result["weights"].items():
-        times = [found["ms_per_image"][str(batch)]["ratio"] for batch in BATCHES]
+    for name, entry in result["weights"].items():
+        times = [entry["ms_per_image"][str(batch)]["ratio"] for batch in BATCHES]
         rows.append((
-            f"`{name}`", *(format_bytes(found["bytes"][form]) for form in FORMS),
-            *(f"{found['accuracy'][form]:.2f} %" for form in FORMS),
+            f"`{name}`", *(format_bytes(entry["bytes"][form]) for form in FORMS),
+            *(f"{entry['accuracy'][form]:.2f} %" for form in FORMS),
             *(f"{median:.2f} ({low:.2f} to {high:.2f})" for low, median, high in times),
         ))  # fmt: skip
     return markdown_table(heads, rows, range(1, len(heads)))

@@ -1,4 +1,4 @@
-"""The tables of the paper with our runs beside its figures, and what was tried where a figure is missed."""
+"""The paper's tables with our runs beside its figures, and the trials made where a figure is missed."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mspcaps.data.catalog import CATALOG, facts
-from mspcaps.models import summarize
+from mspcaps.models import Summary, summarize
 from mspcaps.report.runs import Group, Spread, read_groups, settings
 from mspcaps.training.ledger import Run
 from mspcaps.training.recipe import list_recipes, load_recipe
@@ -18,7 +18,7 @@ from reproduction.paper import Figure, PaperTable
 from reproduction.significance import Difference
 
 NEAR = 0.5  # points
-SHORTENED = {"name", "epochs", "held_out", "seed"}  # in what a trial differs from its recipe anyway
+IGNORED = {"name", "epochs", "held_out", "seed"}  # fields in which a trial always differs from its recipe
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Row:
 
     @property
     def prediction_margin(self) -> float | None:
-        """How far one more run of ours may be from our mean: the paper's figure is taken to spread like them."""
+        """How far one more run may be from our mean, if it spreads like ours."""
         if self.group is None or self.figure is None:
             return None
         return Difference.of(self.group.best, Spread(self.figure.accuracy, None, 1)).margin
 
     @property
     def params(self) -> int:
-        return self.group.first.params if self.group else count_parameters(self.model, self.dataset)
+        return self.group.first.params if self.group else cost_of(self.model, self.dataset).params
 
     @property
     def images(self) -> int:
@@ -75,15 +75,10 @@ class Table:
     rows: tuple[Row, ...]
     source: PaperTable | None = None
 
-    @property
-    def provenances(self) -> list[str]:
-        """Where the data of its runs came from, as the runs noted it."""
-        return sorted({run.provenance for row in self.rows if row.group for run in row.group.runs})
-
 
 @dataclass(frozen=True)
 class Report:
-    """All that the pages are made of."""
+    """The ledger, as the pages need it."""
 
     groups: tuple[Group, ...]
 
@@ -91,13 +86,19 @@ class Report:
     def runs(self) -> list[Run]:
         return [run for group in self.groups for run in group.runs]
 
+    @property
+    def provenances(self) -> list[str]:
+        """Where the images came from, as the runs recorded it; only of the paper's data sets."""
+        datasets = {row.dataset for table in self.main for row in table.rows}
+        return sorted({run.provenance for run in self.runs if run.dataset in datasets})
+
     @cached_property
     def tested(self) -> list[Group]:
         return [group for group in self.groups if not group.first.recipe["held_out"]]
 
     @cached_property
     def trials(self) -> list[Group]:
-        """Measured on held-out training images: never set beside a figure of the paper."""
+        """Measured on held-out training images: never compared with a figure of the paper."""
         return [group for group in self.groups if group.first.recipe["held_out"]]
 
     @cached_property
@@ -127,7 +128,7 @@ class Report:
             "Trials, measured on held-out training images": self.trials,
         }
         heads = ("model", "data", "recipe")
-        return [Table(title, heads, tuple(map(further_row, found))) for title, found in others.items() if found]
+        return [Table(title, heads, tuple(map(further_row, groups))) for title, groups in others.items() if groups]
 
     def row(self, setting: tuple[str, ...], model: str, dataset: str) -> Row:
         name = f"paper/{dataset}/{model}"
@@ -140,12 +141,12 @@ class Report:
     @cached_property
     def compared(self) -> dict[str, Group]:
         """The runs on CIFAR-10 by the paper's recipe that claims are about, by model."""
-        found = {}
+        groups = {}
         for model in dict.fromkeys(model for claim in CLAIMS for pair in claim.pairs for model in pair):
             name = f"paper/cifar10/{model}"
             if group := self.group_of(name if name in list_recipes() else f"controls/cifar10/{model}"):
-                found[model] = group
-        return found
+                groups[model] = group
+        return groups
 
     @property
     def paper_rows(self) -> list[Row]:
@@ -160,27 +161,27 @@ class Report:
 
     @property
     def near_above_below(self) -> tuple[int, int, int]:
-        """How many of these lie within half a point of the paper, above that and below, best epochs on average."""
+        """How many of their best epochs, on average, are within half a point of the paper, further above and below."""
         gaps = [row.gap for row in self.trained if row.gap is not None]
         above, below = sum(gap > NEAR for gap in gaps), sum(gap < -NEAR for gap in gaps)
         return len(gaps) - above - below, above, below
 
     @property
     def sampling_errors(self) -> list[tuple[str, float, int, float]]:
-        """Of every data set: title, standard error of an accuracy in points, test images, and that accuracy: our
-        lowest, which has the largest error."""
-        found = []
+        """Of every data set: title, standard error of an accuracy in points, test images, and that accuracy, which is
+        our lowest and so has the largest error."""
+        errors = []
         for name in ("mnist", "fashionmnist", "svhn", "cifar10"):
             rows = [row for table in self.main for row in table.rows if row.dataset == name]
-            reached = [row.group.last.mean for row in rows if row.group]
-            lowest = min(reached or [row.figure.accuracy for row in rows if row.figure])
-            found.append((data_title(name), binomial_error(lowest, facts(name).test), facts(name).test, lowest))
-        return found
+            ours = [row.group.last.mean for row in rows if row.group]
+            lowest = min(ours or [row.figure.accuracy for row in rows if row.figure])
+            errors.append((data_title(name), binomial_error(lowest, facts(name).test), facts(name).test, lowest))
+        return errors
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What was tried in place of a recipe, beside the recipe under the same conditions."""
+    """A changed recipe and the recipe itself under the same conditions."""
 
     words: str
     group: Group
@@ -200,8 +201,8 @@ def read_report(results: Path) -> Report:
 
 
 def trials_of(row: Row, report: Report) -> list[Trial]:
-    """For a figure of the paper, what was tried to better it; compared with what trained as long on as many images.
-    Trials for recipes of another kind, ours or those against an adversary, are told elsewhere."""
+    """Trials to reach a figure of the paper, each with the recipe itself trained as long on as many images. Trials of
+    other kinds of recipes, ours or adversarial ones, are on other pages."""
     recipe = recipe_settings(f"paper/{row.dataset}/{row.model}")
     alike = [g for g in report.trials if (g.first.model, g.first.dataset) == (row.model, row.dataset)]
     tried = [g for g in alike if g.first.name.startswith("paper")]
@@ -215,17 +216,17 @@ def length(group: Group) -> tuple[int, int]:
 
 
 def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
-    """In what a trial departs from the recipe, in words; nothing for the recipe as it is."""
-    said = [f"initial {name} × {factor:g}" for name, factor in trial.get("initial_scale", {}).items() if factor != 1]
+    """How a trial differs from the recipe, in words; empty for the recipe itself."""
+    words = [f"initial {name} × {factor:g}" for name, factor in trial.get("initial_scale", {}).items() if factor != 1]
     for key in {**recipe, **trial}:
         ours, theirs = trial.get(key), recipe.get(key)
-        if ours == theirs or key in {*SHORTENED, "initial_scale"}:
+        if ours == theirs or key in {*IGNORED, "initial_scale"}:
             continue
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            said += [f"{key} {name} {now}" for name, now in ours.items() if now != theirs.get(name)]
+            words += [f"{key} {name} {now}" for name, now in ours.items() if now != theirs.get(name)]
         else:
-            said.append(f"{key} {ours}")
-    return ", ".join(said)
+            words.append(f"{key} {ours}")
+    return ", ".join(words)
 
 
 def further_row(group: Group) -> Row:
@@ -235,9 +236,8 @@ def further_row(group: Group) -> Row:
 
 
 def recipe_of(run: Run) -> str | None:
-    """The name under recipes/ of the way a run was trained."""
-    mine = settings(run.recipe)
-    return next((name for name in list_recipes() if recipe_settings(name) == mine), None)
+    """The name under recipes/ of the recipe that a run was trained by."""
+    return next((name for name in list_recipes() if recipe_settings(name) == settings(run.recipe)), None)
 
 
 @cache
@@ -247,9 +247,10 @@ def recipe_settings(name: str) -> dict[str, Any]:
 
 
 @cache
-def count_parameters(model: str, dataset: str) -> int:
-    known = facts(dataset)
-    return summarize(model, len(known.classes), known.channels, known.img_size).params
+def cost_of(model: str, dataset: str = "cifar10") -> Summary:
+    """At the shape of the data set."""
+    data = facts(dataset)
+    return summarize(model, len(data.classes), data.channels, data.img_size)
 
 
 def data_title(dataset: str) -> str:
@@ -262,5 +263,5 @@ def gap_to(figure: float | None, group: Group | None, which: str = "best") -> fl
 
 
 def binomial_error(accuracy: float, images: int) -> float:
-    """The standard error of an accuracy, both in percent, as an estimate for all images of the kind."""
+    """The standard error of an accuracy measured on so many images, both in percent."""
     return math.sqrt(accuracy * (100 - accuracy) / images)

@@ -1,4 +1,4 @@
-"""A picture of networks: accuracy upwards, what it costs to the right on a logarithmic scale, a label at every mark."""
+"""A chart of networks: accuracy against cost on a logarithmic scale, with a label at every mark."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Mark:
 
 
 def anchor(mark: Mark, frame: Frame) -> tuple[float, float]:
-    """Where the label belongs: ours, or the paper's where there is no run."""
+    """The mark to label: ours, or the paper's if there is no run."""
     value = mark.ours if mark.ours is not None else mark.paper
     assert value is not None, f"{mark.name} has no accuracy"
     return frame.x_at(mark.x), frame.y_at(value)
@@ -101,19 +101,19 @@ def links(mark: Mark, frame: Frame, box: Box) -> list[str]:
 
 
 def place_labels(marks: Sequence[Mark], frame: Frame) -> dict[str, Box]:
-    """A box for every label beside its mark. Each takes the best place that the others leave it, until none moves."""
-    taken = [around(frame.x_at(m.x), frame.y_at(v)) for m in marks for v in (m.ours, m.paper) if v is not None]
-    for mark in marks:  # nor does a label cross the line between two marks
+    """A box for every label beside its mark. Each moves to the best place the others leave free, until none moves."""
+    obstacles = [around(frame.x_at(m.x), frame.y_at(v)) for m in marks for v in (m.ours, m.paper) if v is not None]
+    for mark in marks:  # a label does not cross the line between two marks either
         if mark.ours is not None and mark.paper is not None:
             x, (top, bottom) = frame.x_at(mark.x), sorted(map(frame.y_at, (mark.ours, mark.paper)))
-            taken.append((x - 1, top, x + 1, bottom))
+            obstacles.append((x - 1, top, x + 1, bottom))
     choices = {mark.name: candidates(mark, frame) for mark in marks}
-    boxes = {name: found[0] for name, found in choices.items()}
+    boxes = {name: places[0] for name, places in choices.items()}
     for _ in range(20):
         before = dict(boxes)
-        for name, found in choices.items():
+        for name, places in choices.items():
             others = [box for other, box in boxes.items() if other != name]
-            boxes[name] = min(found, key=lambda box: cost(box, found, others, taken))
+            boxes[name] = min(places, key=lambda box: cost(box, places, others, obstacles))
         if boxes == before:
             break
     return boxes
@@ -122,21 +122,21 @@ def place_labels(marks: Sequence[Mark], frame: Frame) -> dict[str, Box]:
 def candidates(mark: Mark, frame: Frame) -> list[Box]:
     """Places for a label, the nearest first: right, left, above, below and the corners, then the same further away."""
     x, y = anchor(mark, frame)
-    width, found = LETTER * len(mark.name), []
+    width, places = LETTER * len(mark.name), []
     for distance in (RADIUS + 3, RADIUS + 14, RADIUS + 28, RADIUS + 46):
         for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
             middle = x + right * (distance + width / 2)
             centre = y + down * (distance + LINE / 2)
-            found.append((middle - width / 2, centre - LINE / 2, middle + width / 2, centre + LINE / 2))
-    return found
+            places.append((middle - width / 2, centre - LINE / 2, middle + width / 2, centre + LINE / 2))
+    return places
 
 
-def cost(box: Box, found: Sequence[Box], others: Sequence[Box], taken: Sequence[Box]) -> float:
+def cost(box: Box, places: Sequence[Box], others: Sequence[Box], obstacles: Sequence[Box]) -> float:
     """Other labels and the edges weigh most, then marks, then the distance."""
     outside = max(0.0, MARGIN - box[0]) + max(0.0, box[2] - (WIDTH - RIGHT)) + max(0.0, 2 - box[1])
     outside += max(0.0, box[3] - (HEIGHT - BOTTOM))
-    labels, marks = (sum(shared_area(box, other) for other in boxes) for boxes in (others, taken))
-    return 100 * outside + 20 * labels + 10 * marks + found.index(box)
+    labels, marks = (sum(shared_area(box, other) for other in boxes) for boxes in (others, obstacles))
+    return 100 * outside + 20 * labels + 10 * marks + places.index(box)
 
 
 def shared_area(a: Box, b: Box) -> float:
@@ -149,16 +149,16 @@ def around(x: float, y: float) -> Box:
 
 
 def key(marks: Sequence[Mark]) -> list[str]:
-    """What the marks mean; only those that are there."""
+    """What the marks mean; only those that occur."""
     x, y, parts = float(MARGIN), HEIGHT - 14, []
-    shown = [
+    kinds = [
         (any(m.ours is not None and not m.control for m in marks), shape(0, 0, False), "capsules, last epoch"),
         (any(m.control for m in marks), shape(0, 0, True), "no capsules, last epoch"),
         (any(m.paper is not None for m in marks), diamond(0, 0, "the paper"), "printed in the paper, best epoch"),
     ]
-    for there, drawn, words in shown:
-        if there:
-            parts.append(f'<g transform="translate({x + 7:.1f} {y - 5})">{drawn}</g>')
+    for occurs, mark, words in kinds:
+        if occurs:
+            parts.append(f'<g transform="translate({x + 7:.1f} {y - 5})">{mark}</g>')
             parts.append(f'<text class="faint" x="{x + 20:.1f}" y="{y}">{words}</text>')
             x += 44 + 7 * len(words)
     return parts

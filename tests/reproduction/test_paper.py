@@ -8,7 +8,7 @@ import pytest
 
 from mspcaps.training import list_recipes
 from reproduction import paper
-from reproduction.tables import count_parameters
+from reproduction.tables import cost_of
 
 SOURCE = Path(__file__).parents[3] / "shared" / "paper" / "mspcaps.tex"
 SIGNS = (
@@ -59,7 +59,7 @@ def test_our_models_have_the_papers_parameters(figure):
     """The paper truncates; its one column of parameters holds for images of three channels."""
     model, _, params = figure
     unit, digits = {"K": 1e3, "M": 1e6}[params[-1]], params[:-1]
-    cut = int(count_parameters(model, "cifar10") / unit * 10) / 10
+    cut = int(cost_of(model).params / unit * 10) / 10
     assert f"{cut:.1f}" == digits
 
 

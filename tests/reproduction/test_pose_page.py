@@ -62,7 +62,7 @@ def test_changed_images(ledger: Path, tmp_path: Path) -> None:
     assert lost.difference.gap == pytest.approx(-pair.difference.gap), "both are equally good on unchanged images"
     assert found.values("mspcaps_t", "paper") == pytest.approx({0: 60.3, 1: 62.3, 2: 61.3})
     page = render("shifts.md.j2", pose_values(read_report(ledger), ledger))
-    assert pair.told.split()[0] in page and "(robustness/shifts-cifar10.svg)" in page
+    assert pair.cell.split()[0] in page and "(robustness/shifts-cifar10.svg)" in page
     (path,) = pose_charts(ledger, tmp_path / "docs")
     assert path == tmp_path / "docs" / "shifts-cifar10.svg"
 
