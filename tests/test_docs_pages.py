@@ -166,7 +166,18 @@ def test_the_code_about_robustness_runs(capsys: pytest.CaptureFixture[str]) -> N
     names: dict[str, Any] = {"mspcaps": mspcaps, "torch": torch, "data": data}
     for code in blocks("python", page("robustness.md")):
         exec(code, names)
-    assert names["found"].n == 20 and (names["adversarial"] - names["x"]).abs().max() <= 8 / 255 + 1e-6
+    assert names["result"].n == 20 and (names["adversarial"] - names["x"]).abs().max() <= 8 / 255 + 1e-6
+
+
+def test_the_code_about_explanations_runs() -> None:
+    model = mspcaps.create_model("mspcaps_t", pretrained="cifar10")
+    names: dict[str, Any] = {"mspcaps": mspcaps, "model": model, "x": torch.rand(2, 3, 32, 32)}
+    (code,) = blocks("python", page("explain.md"))
+    exec(code, names)
+    lines = [line.partition("  # ")[0] for line in code.splitlines()[1:]]
+    presence, heat, parts, couplings, tree = (eval(line, names) for line in lines)
+    assert (presence.shape, heat.shape, couplings.shape) == ((2, 10), (2, 32, 32), (4, 2, 10))
+    assert parts and len(tree.children) == 4, "a coarse patch each"
 
 
 def test_the_attacks_and_objectives_that_the_page_names() -> None:

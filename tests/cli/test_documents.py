@@ -133,7 +133,7 @@ def test_the_code_of_the_page_runs(place, monkeypatch):
     names: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S):
         exec(code, names)
-    assert names["found"].auc.min() > 0.9 and (place / "runs" / "page.html").is_file()
+    assert names["evaluation"].auc.min() > 0.9 and (place / "runs" / "page.html").is_file()
 
 
 @pytest.mark.parametrize("name", ["mspcaps_t_scale16", "resnet20"])

@@ -63,6 +63,20 @@ def test_our_models_have_the_papers_parameters(figure):
     assert f"{cut:.1f}" == digits
 
 
+def test_the_comment_of_a_recipe_names_the_right_table_and_figure():
+    printed = {(t.number, f.model, f.dataset): f"{f.accuracy:.2f}" for t in paper.TABLES for f in t.figures}
+    for table in paper.TABLES:
+        for row in table.baselines:
+            cells = zip(table.datasets, row.accuracy, strict=True)
+            printed |= {(table.number, row.model, dataset): cell.rstrip("*") for dataset, cell in cells}
+    checked = 0
+    for path in (Path(__file__).parents[2] / "recipes" / "paper").glob("*/*.toml"):
+        if comment := re.match(r"# Table (\d), .*?: ([\d.]+) %", path.read_text(encoding="utf-8")):
+            assert printed[int(comment[1]), path.stem, path.parent.name] == comment[2], path
+            checked += 1
+    assert checked == 32
+
+
 def test_a_figure_is_the_same_wherever_it_is_printed():
     assert (
         max(
