@@ -1,14 +1,14 @@
-"""Is an explanation true? Take away the patches it names, or show nothing but them, and watch the class.
+"""Is an explanation true? Cover the patches it names, or everything else, and watch the score of the class.
 
 Deletion: cells of a common grid are covered in the order that a method gives them, the most important first; the faster
 the class score falls, the better, so a small area under the curve is good. Insertion starts from a covered image and
 uncovers cells in the same order; there a large area is good. Both are from Petsiuk, Das and Saenko (RISE, 2018).
 
-What a method must beat is not only chance. Covering scattered cells spoils an image more than covering one region, and
-objects stand in the middle, whatever the image: the map of *another* image shows how much of a score is due to that.
-The map of the class that came second shows how much a map is about its class at all.
+A method must beat more than chance. Covering scattered cells spoils an image more than covering one region, and
+objects are in the middle of most images: the map of *another* image shows how much of a score is due to that. The map
+of the runner-up shows how specific a map is to its class.
 
-Beside the maps, named_patches.py covers just the patches that the page names.
+In addition, named_patches.py covers only the patches that the page names.
 
     python -m reproduction.studies.faithfulness WEIGHTS [--data cifar10] [--n 500] [--threads 1]
 
@@ -46,7 +46,7 @@ Score = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> class scores [b, K]
 
 @dataclass(frozen=True)
 class Setting:
-    """How images are taken apart."""
+    """How images are covered."""
 
     cell: int = 4  # pixels
     fill: str = "mean"  # colour of the data set, or "blur"
@@ -63,7 +63,7 @@ class Setting:
         return x
 
 
-SETTINGS = (Setting(4, "mean", 4), Setting(8, "mean", 1), Setting(4, "blur", 4))  # what is measured for the docs
+SETTINGS = (Setting(4, "mean", 4), Setting(8, "mean", 1), Setting(4, "blur", 4))  # measured for the docs
 
 
 def cell_means(heat: Tensor, cell: int) -> Tensor:
@@ -75,7 +75,7 @@ def cell_means(heat: Tensor, cell: int) -> Tensor:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """[b, n] -> int64 [b, n]: 0 for the highest value; equal values in an order drawn at random, not by place."""
+    """[b, n] -> int64 [b, n]: 0 for the highest value; equal values in random order, not by place."""
     shuffle = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(0)).to(values.device)
     order = shuffle[values[:, shuffle].argsort(dim=1, descending=True, stable=True)]
     return order.argsort(1)
@@ -85,7 +85,7 @@ def ranks(values: Tensor) -> Tensor:
 def curve(
     score: Score, x: Tensor, labels: Tensor, rank: Tensor, covered: Tensor, setting: Setting, insert: bool
 ) -> Tensor:
-    """Score of each image's class [b, points], from the first cell to the last; `covered` is the image all covered."""
+    """Score of each image's class [b, points], from the first cell to the last; `covered` shows no cell."""
     grid = (x.shape[2] // setting.cell, x.shape[3] // setting.cell)
     n, points = rank.shape[1], []
     for done in [*range(0, n, setting.per_step), n]:
@@ -102,17 +102,24 @@ def area(curves: Tensor, n: int, per_step: int) -> Tensor:
     return torch.trapezoid(curves, places, dim=1)
 
 
-def maps_of(model: nn.Module, found: Explanation, labels: Tensor) -> dict[str, Tensor]:
-    """Heat maps [b, H, W] of every method but the random one, for the classes asked for."""
-    with torch.enable_grad():
-        leaf = found.images.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(model(leaf).gather(1, labels[:, None]).sum(), leaf)
-    difference = found.images - mean_image(found.model, found.images)  # a pixel of the mean colour counts nothing
+@torch.enable_grad()
+def score_gradient(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """[b, c, h, w]: of the score of each image's class with respect to its pixels."""
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf).gather(1, labels[:, None]).sum(), leaf)
+    return gradient
+
+
+def maps_of(model: nn.Module, explanation: Explanation, labels: Tensor) -> dict[str, Tensor]:
+    """Heat maps [b, H, W] of every method but the random one, for the given classes."""
+    x = explanation.images
+    gradient = score_gradient(model, x, labels)
+    difference = x - mean_image(explanation.model, x)  # a pixel of the mean colour counts nothing
     maps = {
-        "part_whole": found.heat_map(labels),
+        "part_whole": explanation.heat_map(labels),
         "gradient": gradient.abs().sum(1),
         "input_gradient": (difference * gradient).sum(1).abs(),
-        "part_whole_second": found.heat_map(found.ranking[:, 1]),
+        "part_whole_second": explanation.heat_map(explanation.ranking[:, 1]),
     }
     for name in ("part_whole", "gradient"):
         maps[f"{name}_other"] = maps[name].roll(1, 0)
@@ -120,7 +127,7 @@ def maps_of(model: nn.Module, found: Explanation, labels: Tensor) -> dict[str, T
 
 
 def orders_of(maps: dict[str, Tensor], setting: Setting, offset: int) -> list[tuple[str, Tensor]]:
-    """(method, ranks [b, n]) of everything to measure; `offset` gives each batch random orders of its own."""
+    """(method, ranks [b, n]) of all that is measured; `offset` gives each batch its own random orders."""
     orders = [(name, ranks(cell_means(heat, setting.cell))) for name, heat in maps.items()]
     shape = orders[0][1].shape
     for seed in SEEDS:
@@ -136,8 +143,8 @@ def measure(
     batch_size: int = 100,
     progress: Progress = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Over all images of `data`, for the class the model chooses: "settings", curves and areas of every method, and
-    "named", the named patches against random ones. The model is left as it was."""
+    """Over all images of `data`, for the class the model predicts: "settings", curves and areas of every method, and
+    "named", the named patches against random ones."""
     device = next(model.parameters()).device
     mean = torch.tensor(config_of(model)["mean"], device=device).view(1, -1, 1, 1)
     batches = list(data.images.split(batch_size))
@@ -149,11 +156,11 @@ def measure(
     with in_eval_mode(model):
         for number, batch in enumerate(batches):
             x = batch.to(mean.device).float() / 255
-            found = explain(model, x)
-            labels = found.ranking[:, 0]
-            for group, fall in drops(found, labels, number).items():
+            explanation = explain(model, x)
+            labels = explanation.ranking[:, 0]
+            for group, fall in drops(explanation, labels, number).items():
                 falls.setdefault(group, []).append(fall)
-            maps = maps_of(model, found, labels)
+            maps = maps_of(model, explanation, labels)
             for setting, store in zip(settings, kept, strict=True):
                 covered = setting.covered(x, mean)
                 for name, rank in orders_of(maps, setting, number):
@@ -207,7 +214,7 @@ def mean_and_error(values: Tensor) -> list[float]:
 
 
 def origin(model: nn.Module, images: ImageSet, split: str, weights: str) -> dict[str, Any]:
-    """What a measurement is of, and what made it: the first images of a split, and weights by name or path."""
+    """What was measured and how: the first images of a split, the weights, the machine and the software."""
     return {
         "model": config_of(model)["name"],
         "dataset": images.name,
@@ -229,14 +236,14 @@ def main(
     model = load_model(weights)
     images = load_for(model, data, "test").subset(slice(0, n))
     with ProgressBar("curves") as bar:
-        found = measure(model, images, SETTINGS, progress=partial(bar.update, "curves"))
+        measurements = measure(model, images, SETTINGS, progress=partial(bar.update, "curves"))
     entry = origin(model, images, "test", weights) | {
         "class": "the one the model chooses",
         "score": "length of the class capsule",
         "random_seeds": list(SEEDS),
         "random_draws": DRAWS,
         "orders": ORDERS,
-        **found,
+        **measurements,
     }
     path = out / f"{entry['model']}-{entry['dataset']}.json"
     write_json(path, entry)

@@ -2,7 +2,7 @@
 
     python -m reproduction.studies.int8
 
-measures the shipped T weights with one thread, so that others on the machine disturb less, and writes
+measures the shipped T weights with one thread, so that other programs disturb less, and writes
 results/export/int8.json; `make regenerate` then writes the figures into docs/export.md. It takes up to ten minutes and
 needs all four data sets (`mspcaps data get`).
 """
@@ -27,7 +27,7 @@ from reproduction.study_tables import BATCHES, FORMS
 
 RESULT = Path("results/export/int8.json")
 CPU = torch.device("cpu")
-EFFORT = Effort(repeats=41, seconds=0.2)  # many short blocks: what else runs here hits a few of them
+EFFORT = Effort(repeats=41, seconds=0.2)  # many short blocks, so that other programs disturb only a few
 CONVENTIONS = {
     "accuracy": "percent of the whole test set, through onnxruntime",
     "same": "test images that both answer alike",
@@ -37,12 +37,12 @@ CONVENTIONS = {
 
 
 def measure(names: Sequence[str], effort: Effort = EFFORT) -> dict[str, Any]:
-    """`names` are those of shipped weights, or weights files; their data is what they were trained on."""
-    around = environment(CPU)  # before anything of ours keeps the machine busy
-    around["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")
-    around["vnni"] = has_vnni()
+    """`names` are shipped weights or weights files; the data is what they were trained on."""
+    machine = environment(CPU)  # before our own work makes it busy
+    machine["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")
+    machine["vnni"] = has_vnni()
     return {
-        "what": "int8", "environment": around, "repeats": effort.repeats, "conventions": CONVENTIONS,
+        "what": "int8", "environment": machine, "repeats": effort.repeats, "conventions": CONVENTIONS,
         "weights": {str(name): compare(name, effort) for name in names},
     }  # fmt: skip
 
@@ -50,27 +50,27 @@ def measure(names: Sequence[str], effort: Effort = EFFORT) -> dict[str, Any]:
 def compare(name: str | Path, effort: Effort) -> dict[str, Any]:
     """One model in both forms."""
     with tempfile.TemporaryDirectory() as place:
-        made = [export_model(name, Path(place) / f"{form}.onnx", int8=form == "int8") for form in FORMS]
-        models = [load_onnx(file.path) for file in made]
+        files = [export_model(name, Path(place) / f"{form}.onnx", int8=form == "int8") for form in FORMS]
+        models = [load_onnx(file.path) for file in files]
         data = load_for(models[0])
-        found = [evaluate(model, data) for model in models]
-        times = {str(batch): time_per_image(made, data, batch, effort) for batch in BATCHES}
-    answers = [each.scores.argmax(1) for each in found]
+        evaluations = [evaluate(model, data) for model in models]
+        times = {str(batch): time_per_image(files, data, batch, effort) for batch in BATCHES}
+    first, second = (evaluation.predictions for evaluation in evaluations)
     return {
-        "model": made[0].metadata.model,
+        "model": files[0].metadata.model,
         "dataset": data.name,
-        "weights_sha256": made[0].metadata.sha256,
+        "weights_sha256": files[0].metadata.sha256,
         "test_images": len(data),
-        "bytes": dict(zip(FORMS, (file.bytes for file in made), strict=True)),
-        "accuracy": dict(zip(FORMS, (round(each.accuracy, 4) for each in found), strict=True)),
-        "same": int((answers[0] == answers[1]).sum()),
+        "bytes": dict(zip(FORMS, (file.bytes for file in files), strict=True)),
+        "accuracy": dict(zip(FORMS, (round(each.accuracy, 4) for each in evaluations), strict=True)),
+        "same": int((first == second).sum()),
         "ms_per_image": times,
     }
 
 
-def time_per_image(made: Sequence[Exported], data: ImageSet, batch: int, effort: Effort) -> dict[str, Any]:
-    """Milliseconds of each form, and what share of the first the second takes."""
-    works = {form: OnnxForward(file.path) for form, file in zip(FORMS, made, strict=True)}
+def time_per_image(files: Sequence[Exported], data: ImageSet, batch: int, effort: Effort) -> dict[str, Any]:
+    """Milliseconds of each form, and the quartiles of their ratio."""
+    works = {form: OnnxForward(file.path) for form, file in zip(FORMS, files, strict=True)}
     for forward in works.values():
         forward.prepare(data.images[:batch].float() / 255)
     timings = time_interleaved(works, CPU, effort)

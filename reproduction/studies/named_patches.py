@@ -1,8 +1,8 @@
-"""Do the patches that the page names matter? Cover them and nothing else, and as many random ones of the same sizes.
+"""Do the patches that the page names matter? Cover only them, and then as many random ones of the same sizes.
 
-What is covered shows the mean colour; what is counted is how far the score of the class falls. Every image is its own
-control: the difference to the mean of its random draws is what the standard error is about. Fine patches are named in
-patches that matter already, so their random ones are drawn in the same patches.
+A covered pixel shows the mean colour, and the measure is how far the score of the class falls. Every image is its own
+control: the standard error is that of the difference from the mean of its random draws. Fine patches are named within
+patches that already matter, so their random ones are drawn in the same patches.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from mspcaps.explanation.tree import Node
 from mspcaps.explanation.tree_drawing import voters_of
 
 DRAWS = 8  # of random patches for every image
-INSIDE = ("fine", "fine_agrees")  # whose random ones are drawn in the same coarser patches
+INSIDE = ("fine", "fine_agrees")  # groups whose random patches are drawn in the same coarser patches
 Named = dict[str, list[Node]]  # group -> its patches in one image
 
 
 def named_patches(parts: Sequence[Node], root: Node, scales: int) -> Named:
-    """What the page outlines in one image, by group, and what its tree names; fewer scales have fewer groups."""
+    """The patches that the page outlines in one image, and those its tree names; fewer scales have fewer groups."""
     groups: Named = {"all": list(parts)}
     for node in parts:
         assert node.scale is not None
         groups.setdefault(kind_of(node.scale, scales), []).append(node)
     if "mid" in groups:
-        voters = voters_of(root.children[0])  # under the coarse patch that adds most; what adds most comes first
+        voters = voters_of(root.children[0])  # of the coarse patch that contributes most, in order of contribution
         groups["mid_adds"] = list(voters[: len(groups["mid"])])
     if "fine" in groups:
         below: dict[int, Node] = {}
-        for node in root.walk():  # the strongest first: of a patch in several windows its largest part
+        for node in root.walk():  # the strongest first: a patch in several windows keeps its largest part
             if node.scale == 1:
                 below.setdefault(node.index, strongest_inside(node))
         groups["fine_agrees"] = [below[node.index] for node in groups.get("mid", groups["coarse"])]
@@ -41,7 +41,7 @@ def named_patches(parts: Sequence[Node], root: Node, scales: int) -> Named:
 
 
 def strongest_inside(patch: Node) -> Node:
-    """Of the finer patches that the tree has under this one the strongest that begins in it: a window is larger."""
+    """The strongest finer patch under this one in the tree that begins inside it; a window is larger than a patch."""
     assert patch.rect is not None
     top, left, bottom, right = patch.rect
     inside = (n for n in patch.children if n.rect and top <= n.rect.top < bottom and left <= n.rect.left < right)
@@ -62,11 +62,11 @@ def random_inside(around: Sequence[Node], scales: Sequence[Scale], generator: to
 
 def random_mask(nodes: Sequence[Node], scales: Sequence[Scale], generator: torch.Generator) -> Tensor:
     """bool [H, W]: as many patches of each scale as `nodes` has, drawn at random without repeating one."""
-    drawn = []
+    patches = []
     for number, scale in enumerate(scales):
         count = len({node.index for node in nodes if node.scale == number})
-        drawn += [(scale, int(i)) for i in torch.randperm(scale.grid[0] * scale.grid[1], generator=generator)[:count]]
-    return mask_of(drawn)
+        patches += [(scale, int(i)) for i in torch.randperm(scale.grid[0] * scale.grid[1], generator=generator)[:count]]
+    return mask_of(patches)
 
 
 def mask_of(patches: Sequence[tuple[Scale, int]]) -> Tensor:
@@ -78,26 +78,28 @@ def mask_of(patches: Sequence[tuple[Scale, int]]) -> Tensor:
 
 
 @torch.no_grad()
-def drops(found: Explanation, labels: Tensor, seed: int) -> dict[str, Tensor]:
-    """How far the score of each image's class falls -> group: [b, 2], its patches covered and random ones (mean)."""
+def drops(explanation: Explanation, labels: Tensor, seed: int) -> dict[str, Tensor]:
+    """How far the score of each image's class falls: for every group [b, 2], its patches and random ones covered."""
     generator = torch.Generator().manual_seed(seed)
-    x, blank = found.images, mean_image(found.model, found.images)
+    model, scales, x = explanation.model, explanation.scales, explanation.images
+    blank, clean = mean_image(model, x), explanation.scores.gather(1, labels[:, None])[:, 0]
 
     def fall(masks: list[Tensor]) -> Tensor:  # [b]
         covered = torch.where(torch.stack(masks)[:, None].to(x.device), blank, x)
-        scores = found.model(covered).gather(1, labels[:, None])[:, 0]
-        return (found.scores.gather(1, labels[:, None])[:, 0] - scores).cpu()
+        return (clean - model(covered).gather(1, labels[:, None])[:, 0]).cpu()
 
-    def drawn(one: Named, group: str) -> Tensor:
+    def draw(patches: Named, group: str) -> Tensor:
         if group in INSIDE:
-            return random_inside(one.get("mid", one["coarse"]), found.scales, generator)
-        return random_mask(one[group], found.scales, generator)
+            return random_inside(patches.get("mid", patches["coarse"]), scales, generator)
+        return random_mask(patches[group], scales, generator)
 
-    numbers = [int(label) for label in labels]
-    named = [named_patches(found.parts(i, j), found.tree(i, j), len(found.scales)) for i, j in enumerate(numbers)]
+    named = [
+        named_patches(explanation.parts(i, j), explanation.tree(i, j), len(scales))
+        for i, j in enumerate(labels.tolist())
+    ]
     result = {}
     for group in named[0]:
-        own = fall([named_mask(one[group], found.scales) for one in named])
-        draws = [fall([drawn(one, group) for one in named]) for _ in range(DRAWS)]
+        own = fall([named_mask(patches[group], scales) for patches in named])
+        draws = [fall([draw(patches, group) for patches in named]) for _ in range(DRAWS)]
         result[group] = torch.stack([own, torch.stack(draws).mean(0)], 1)
     return result

@@ -5,9 +5,9 @@
     python -m reproduction.studies.own_pictures choose              compares settings on held-out training pictures
     python -m reproduction.studies.own_pictures measure             trains by recipes/pictures.toml, and tests
 
-The last two take --seconds, start no run that cannot end within them, and leave out runs that the ledger
-results/pictures has; `make regenerate` then writes the tables of docs/own_data.md. `choose` never looks at the test
-pictures: what it finds best is to be written into recipes/pictures.toml before `measure`.
+The last two take --seconds, start no run that cannot finish within them, and skip runs that the ledger results/pictures
+has; `make regenerate` then writes the tables of docs/own_data.md. `choose` never looks at the test pictures: write what
+it finds best into recipes/pictures.toml before `measure`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SETTINGS: dict[str, tuple[float | bool, ...]] = {
 
 
 def pack(folder: Path, out: Path = PACKED) -> None:
-    """Every set as `mspcaps train --data FOLDER` would read and split it, in one file that travels."""
+    """Every set as `mspcaps train --data FOLDER` would read and split it, in one file."""
     out.mkdir(parents=True, exist_ok=True)
     for name in SETS:
         train, test = (load_dataset(folder / name, split) for split in ("train", "test"))
@@ -51,15 +51,15 @@ def pack(folder: Path, out: Path = PACKED) -> None:
 
 
 def base_recipe(file: Path, model: str = "mspcaps_t", **changes: object) -> Recipe:
-    """As `mspcaps train --data FILE` trains it: recipes/pictures.toml, with a batch that fits."""
+    """The recipe of `mspcaps train --data FILE`: recipes/pictures.toml, with a fitting batch."""
     own = dataclasses.replace(load_recipe("pictures"), data=str(file), model=model)
     images = len(load_dataset(file, "train").labels) - int(changes.get("held_out", 0))  # type: ignore[call-overload]
     return own.replace(batch_size=fitting_batch(images), **changes)
 
 
 def choice(img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
-    """Every setting on held-out training pictures of every set, one seed each; setting by setting, so that what is
-    there is comparable if time runs out."""
+    """Every setting on held-out training pictures of every set, one seed each; setting by setting, so that the finished
+    runs are comparable if time runs out."""
     recipes = []
     for epochs, lr, flip in itertools.product(*SETTINGS.values()):
         for name in SETS:
@@ -73,7 +73,7 @@ def choice(img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
 
 
 def measured(seeds: int, img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
-    """The recipe as it is, on the test pictures; seed by seed, so that what is there is comparable if time runs out."""
+    """The recipe on the test pictures; seed by seed, so that the finished runs are comparable if time runs out."""
     size = {"img_size": img_size} if img_size else {}
     return [
         base_recipe(folder / f"{name}.npz", model, **size, **({"init": init} if init else {})).replace(seed=seed)
@@ -92,16 +92,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--device")
     parser.add_argument("--only", choices=SETS, help="one set alone")
-    given = parser.parse_args()
-    if given.what == "pack":
-        if given.sets is None:
+    args = parser.parse_args()
+    if args.what == "pack":
+        if args.sets is None:
             parser.error("name the folder of tools.picture_sets")
-        pack(given.sets)
+        pack(args.sets)
         return
-    recipes = choice(given.img_size) if given.what == "choose" else measured(given.seeds, given.img_size)
-    wanted = [recipe for recipe in recipes if given.only in (None, recipe.dataset)]
-    found = run_sweep(wanted, choose_device(given.device), given.seconds, RUNS, RESULTS)
-    print(Counter(one.state for one in found))
+    recipes = choice(args.img_size) if args.what == "choose" else measured(args.seeds, args.img_size)
+    selected = [recipe for recipe in recipes if args.only in (None, recipe.dataset)]
+    outcomes = run_sweep(selected, choose_device(args.device), args.seconds, RUNS, RESULTS)
+    print(Counter(outcome.state for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m reproduction.studies.shifts mspcaps_t.cifar10 runs/mnist40/*/pose-seed*/last.safetensors
 
-writes results/robustness/shifts-*.json and the figures; `make regenerate` then writes the tables. A network whose entry
-is there already is left out.
+writes results/robustness/shifts-*.json and the figures; `make regenerate` then writes the tables. A network that has an
+entry is skipped.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ UNKNOWN = ShiftEvaluation(0.0, {}, 0, 0)
 def main(weights: list[str], results: Path = Path("results"), device: str | None = None) -> None:
     """Each on the test images of what it was trained on."""
     where, data = choose_device(device), {}
-    around = environment(where)
+    machine = environment(where)
     for name in weights:
         model, digest = load_model(name), sha256_of(weights_path(name))
         key = (model.metadata["recipe"]["data"], *model.config["img_size"])
@@ -31,12 +31,12 @@ def main(weights: list[str], results: Path = Path("results"), device: str | None
             data[key] = load_for(model).to(where)
         path = results / ShiftResult.of(model, data[key].name, UNKNOWN).path
         if path.is_file() and read_shifts(path).weights_sha256 == digest:
-            print(f"{path} is there")
+            print(f"{path} exists")
             continue
         with Progress("images") as progress:
-            found = evaluate_shifts(model, data[key], device=where, progress=progress.update)
-        write_shifts(results, ShiftResult.of(model, data[key].name, found, False, digest, around))
-        print(f"{path}: {found}", flush=True)
+            evaluation = evaluate_shifts(model, data[key], device=where, progress=progress.update)
+        write_shifts(results, ShiftResult.of(model, data[key].name, evaluation, False, digest, machine))
+        print(f"{path}: {evaluation}", flush=True)
 
 
 if __name__ == "__main__":

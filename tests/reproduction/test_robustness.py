@@ -107,9 +107,9 @@ def test_pieces_of_earlier_weights_are_made_again(tmp_path: Path) -> None:
     stored(tmp_path, "mspcaps_t", Curve("fgsm", "margin", 1, 1, 0.0, points(60, eps=(0.01,))))
     (path,) = tmp_path.glob("robustness/*.json")
     (known,) = read_attacks(tmp_path)
-    found = attacks.read_known(path, known.weights_sha256)
+    found = attacks.read_stored(path, known.weights_sha256)
     assert attacks.is_done(found, "fgsm:margin", (0.01,))
-    assert attacks.read_known(path, "1" * 64) is None and attacks.read_known(tmp_path / "none.json", "") is None
+    assert attacks.read_stored(path, "1" * 64) is None and attacks.read_stored(tmp_path / "none.json", "") is None
 
 
 def test_what_a_gpu_runs_needs_no_command_line() -> None:
