@@ -1,8 +1,8 @@
-"""The drawings of docs/ that `make regenerate` draws again, every number taken from a model.
+"""The drawings of docs/ that `make regenerate` redraws, with every number taken from a model.
 
 architecture.svg: MSPCaps-T for 32 x 32 images.
-cross_agreement.svg: the first routing block of a shipped model at one place of one image, in numbers. Letters as in
-capsules/routing/cross_agreement.py; capsules are counted from 0, as there.
+cross_agreement.svg: the first routing block of a shipped model at one place of one image, in numbers. Letters and
+counting from 0 are those of capsules/routing/cross_agreement.py.
 """
 
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.cross_agreement import group_fine
 from mspcaps.pages import image_url
 
-# Chosen for what they show: the place decides the first parent, is one of several for the second and next to nothing
-# for the third, and not always does the same fine capsule agree best.
+# Chosen as an example: the place decides the first parent, is one of several for the second and next to nothing for
+# the third, and different fine capsules agree best.
 IMAGE, PLACE, PARENTS = 0, 6, (5, 1, 4)
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDTH, HEIGHT = 1080, 690
-LEFT = (440, 650, 860)  # of the columns, one for each parent
-ROWS = (158, 202, 228, 254, 280)  # of the coarse capsule, of the fine ones
+LEFT = (440, 650, 860)  # of the column of each parent
+ROWS = (158, 202, 228, 254, 280)  # of the coarse capsule and the fine ones
 STYLE = "\n" + (TEMPLATES / "cross_agreement.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Routed:
-    """What is drawn; of the parents only those that are."""
+    """The routing at one place; j runs over the drawn parents only."""
 
     image: np.ndarray  # uint8 [c, h, w]
     grid: Grid  # of the places
@@ -76,7 +76,7 @@ def number(value: Tensor, digits: int) -> str:
 
 
 def step(x: float, y: float, digit: int, title: str, *lines: str) -> str:
-    """A numbered heading, and what is to be said about it."""
+    """A numbered heading and the lines below it."""
     badge = f'<circle class="step" cx="{x + 11}" cy="{y - 5}" r="11"/>' + text(x + 11, y, str(digit), "digit", "middle")
     words = [text(x + 30, y + 21 * (i + 1), line, "soft") for i, line in enumerate(lines)]
     return badge + text(x + 30, y, title, "bold") + "".join(words)
@@ -109,19 +109,19 @@ def inside(image: np.ndarray, x: float, y: float, side: float) -> str:
     return f'<image href="{image_url(image)}" {place} style="image-rendering: pixelated"/>'
 
 
-def picture(found: Routed) -> str:
-    """The image with its places, and the chosen one enlarged, with the fine capsules in it."""
-    (rows, columns), (_, high, wide) = found.grid, found.image.shape
+def picture(block: Routed) -> str:
+    """The image with its places, and the chosen place enlarged, with its fine capsules."""
+    (rows, columns), (_, high, wide) = block.grid, block.image.shape
     row, column = divmod(PLACE, columns)
     x, y, side, size = 24, ROWS[0], 148, 148 / columns
     left, top = x + size * column, y + size * row  # of the place
     near, large, half = 196, 92, 46  # of the lens
     high, wide = high // rows, wide // columns
-    cut = found.image[:, high * row : high * (row + 1), wide * column : wide * (column + 1)]
+    cut = block.image[:, high * row : high * (row + 1), wide * column : wide * (column + 1)]
     lines = "".join(f"M{x + size * i:g},{y}v{side}M{x},{y + size * i:g}h{side}" for i in range(1, columns))
     rays = f"M{left + size:g},{top:g}L{near},{y}M{left + size:g},{top + size:g}L{near},{y + large}"
     parts = [
-        inside(found.image, x, y, side),
+        inside(block.image, x, y, side),
         inside(cut, near, y, large),
         f'<path class="thin" d="{lines}M{near + half},{y}v{large}M{near},{y + half}h{large}"/>',
         f'<path class="lens" d="{rays}"/>',
@@ -129,41 +129,41 @@ def picture(found: Routed) -> str:
         frame(near, y, large, large, "lens"),
         text(near + half, y + large + 21, f"place k = {PLACE}", "said", "middle"),
     ]
-    for m in range(len(found.fine)):
+    for m in range(len(block.fine)):
         parts.append(text(near + half * (m % 2 + 0.5), y + half * (m // 2 + 0.5) + 5, str(m), "name", "middle"))
     return "".join(parts)
 
 
-def votes(found: Routed) -> str:
+def votes(block: Routed) -> str:
     """A row for each capsule, a column for each parent, the agreements beside the fine votes and their maxima below."""
-    most, widest = found.fine_votes.abs().max().item(), found.fine.abs().max().item()
-    names = ["coarse", *(f"fine {m}" for m in range(len(found.fine)))]
+    most, widest = block.fine_votes.abs().max().item(), block.fine.abs().max().item()
+    names = ["coarse", *(f"fine {m}" for m in range(len(block.fine)))]
     parts = []
-    for y, name, u in zip(ROWS, names, [found.coarse, *found.fine], strict=True):
+    for y, name, u in zip(ROWS, names, [block.coarse, *block.fine], strict=True):
         parts += [text(350, y + 13, name, anchor="end"), capsule(360, y, u, widest)]
     for j, x in enumerate(LEFT):
-        parts += [text(x, 146, f"parent j = {PARENTS[j]}", "bold"), capsule(x, ROWS[0], found.coarse_votes[j], most)]
+        parts += [text(x, 146, f"parent j = {PARENTS[j]}", "bold"), capsule(x, ROWS[0], block.coarse_votes[j], most)]
         parts.append(text(x + 176, 192, "agreement", "soft", "end"))
         for m, y in enumerate(ROWS[1:]):
-            parts.append(capsule(x, y, found.fine_votes[m, j], most))
-            parts.append(text(x + 168, y + 13, number(found.agreements[m, j], 1), "agreement", "end"))
-            if m == found.agreements[:, j].argmax():
+            parts.append(capsule(x, y, block.fine_votes[m, j], most))
+            parts.append(text(x + 168, y + 13, number(block.agreements[m, j], 1), "agreement", "end"))
+            if m == block.agreements[:, j].argmax():
                 parts.append(frame(x + 134, y - 3, 42, 22))
         top = 348
         parts += [arrow(x + 155, ROWS[-1] + 22, x + 155, top - 4), text(x + 147, top - 16, "max", "bold", "end")]
         parts += [frame(x + 134, top, 42, 22)]
-        parts.append(text(x + 168, top + 16, number(found.best[PLACE, j], 1), "best said", "end"))
+        parts.append(text(x + 168, top + 16, number(block.best[PLACE, j], 1), "best said", "end"))
     return "".join(parts)
 
 
-def places(found: Routed, top: float) -> str:
+def places(block: Routed, top: float) -> str:
     """The maxima of all places become couplings."""
-    parts, columns, size = [], found.grid[1], 15
+    parts, columns, size = [], block.grid[1], 15
     row, column = divmod(PLACE, columns)
     for j, x in enumerate(LEFT):
         for left, values, name, value, most in (
-            (x, found.best, "maxima", number(found.best[PLACE, j], 1), found.best.abs().max().item()),
-            (x + 124, found.couplings, "couplings", number(found.couplings[PLACE, j], 2), found.couplings.max().item()),
+            (x, block.best, "maxima", number(block.best[PLACE, j], 1), block.best.abs().max().item()),
+            (x + 124, block.couplings, "couplings", number(block.couplings[PLACE, j], 2), block.couplings.max().item()),
         ):
             parts.append(text(left + 30, top - 9, name, "soft", "middle"))
             parts.append(cells(left, top, values[:, j], columns, (size, size), most))
@@ -173,22 +173,22 @@ def places(found: Routed, top: float) -> str:
     return "".join(parts)
 
 
-def outputs(found: Routed, top: float) -> str:
-    """What the place adds to each parent, and what the parent becomes."""
-    parts, most, widest = [], found.fine_votes.abs().max().item(), found.parents.abs().max().item()
+def outputs(block: Routed, top: float) -> str:
+    """What the place adds to each parent, and the parent itself."""
+    parts, most, widest = [], block.fine_votes.abs().max().item(), block.parents.abs().max().item()
     for j, x in enumerate(LEFT):
-        weight = found.couplings[PLACE, j]
+        weight = block.couplings[PLACE, j]
         parts.append(text(x, top, f"{number(weight, 2)} × coarse vote", "said"))
-        parts.append(capsule(x, top + 9, weight * found.coarse_votes[j], most))
-        parts.append(text(x, top + 47, f"+ {len(found.best) - 1} other places, squash", "soft"))
-        parts.append(capsule(x, top + 57, found.parents[j], widest))
+        parts.append(capsule(x, top + 9, weight * block.coarse_votes[j], most))
+        parts.append(text(x, top + 47, f"+ {len(block.best) - 1} other places, squash", "soft"))
+        parts.append(capsule(x, top + 57, block.parents[j], widest))
         parts.append(text(x + 128, top + 70, f"parent {PARENTS[j]}", "bold"))
     return "".join(parts)
 
 
 def draw_cross_agreement() -> str:
-    found = routed()
-    group, n, e = len(found.fine), len(found.best), found.parents.shape[-1]
+    block = routed()
+    group, n, e = len(block.fine), len(block.best), block.parents.shape[-1]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="Cross-agreement routing in numbers"><style>{STYLE}</style>',
@@ -202,27 +202,26 @@ def draw_cross_agreement() -> str:
         step(24, 121, 1, "One place at two scales", "coarse: all of it; fine: a quarter each"),
         step(LEFT[0], 121, 2, "Every capsule votes for every parent"),
         text(1056, 121, "vote = capsule × matrix of k and j", "soft", "end"),
-        picture(found),
-        votes(found),
+        picture(block),
+        votes(block),
         step(24, 355, 3, "The best of the group speaks for the place",
              f"agreement = fine vote · coarse vote / √{e}", f"max: over the {group} fine capsules of the place"),
         step(24, 443, 4, "The places compete for each parent",
              f"softmax: over the {n} places, each parent by itself;", f"the {n} couplings of a parent sum to 1"),
-        places(found, 455),
+        places(block, 455),
         step(24, 585, 5, "The coupling weighs the coarse vote",
              f"the weighted votes of all {n} places are added up;", "squash makes the sum shorter than 1"),
-        outputs(found, 585),
+        outputs(block, 585),
         "</svg>\n",
     ]  # fmt: skip
     return "".join(parts)
 
 
 def draw_architecture() -> str:
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    made = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     model = create_model("mspcaps_t")
     params = sum(p.numel() for p in model.parameters())
-    return made.get_template("architecture.svg.j2").render(model=model, params=params)
+    return environment.get_template("architecture.svg.j2").render(model=model, params=params)

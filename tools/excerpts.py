@@ -1,4 +1,4 @@
-"""Copies what docs/ quotes from the program into the pages, between marks; a test compares, so it cannot go stale.
+"""Copies what docs/ quotes from the code into the pages, between markers; a test keeps them up to date.
 
 <!-- fields: training/recipe.py Recipe -->      a table of a dataclass: field, type, default, docstring
 <!-- /fields -->
@@ -25,22 +25,21 @@ WIDTH = "84"  # characters that a code block of the site holds in a window of 12
 
 
 def with_excerpts(page: str) -> str:
-    """The Markdown of a page with everything between its marks made anew."""
+    """The Markdown of a page with new text between its markers."""
 
-    def made(match: re.Match[str]) -> str:
+    def block(match: re.Match[str]) -> str:
         text = reference() if match[2] == "help" else fields(*(match[3] or "").split())
         return f"{match[1]}\n{text}\n\n{match[4]}"
 
-    return MARKED.sub(made, page)
+    return MARKED.sub(block, page)
 
 
 def fields(file: str, name: str) -> str:
     """-> a Markdown table of a dataclass whose fields have docstrings."""
     tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    if len(found) != 1:
+    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if body is None:
         raise LookupError(f"{file} has no class {name}")
-    body = found[0].body
     rows = []
     for field, note in pairwise(body):
         if isinstance(field, ast.AnnAssign):
@@ -72,19 +71,19 @@ def help_of(command: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).strip()
     if status or f"usage: mspcaps {command}" not in text:
         raise LookupError(f"`mspcaps {command} --help` ended with {status}")
-    return "\n".join(wrapped(line.rstrip()) for line in text.splitlines())
+    return "\n".join(wrap(line.rstrip()) for line in text.splitlines())
 
 
-def wrapped(line: str) -> str:
-    """The description of a command and its usage come as one long line each; tables of options are wrapped already."""
+def wrap(line: str) -> str:
+    """The description and the usage of a command are one long line each; tables of options are already wrapped."""
     if line.startswith(" "):
         return line
-    whole = re.sub(r"\[[^][]*\]", lambda option: option[0].replace(" ", "\0"), line)  # an option is not broken
+    whole = re.sub(r"\[[^][]*\]", lambda option: option[0].replace(" ", "\0"), line)  # do not break an option
     indent = " " * 7 if line.startswith("usage") else ""
     return textwrap.fill(whole, int(WIDTH), subsequent_indent=indent, break_on_hyphens=False).replace("\0", " ")
 
 
 def pages() -> dict[Path, str]:
-    """Every page of docs/ that has marks, as it should be."""
+    """Every page of docs/ that has markers, with its text up to date."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
     return {path: with_excerpts(text) for path, text in texts.items() if MARKED.search(text)}

@@ -1,7 +1,7 @@
-"""Writes the table of all models in docs/export.md by exporting each: `python -m tools.export_table`, some minutes.
+"""Exports every model and writes the table in docs/export.md: `python -m tools.export_table`, a few minutes.
 
-A test asks that no model is missing in it. Weights are random, and so are the statistics of BatchNorm, which would hide
-mistakes if they were those of a new model.
+A test checks that no model is missing. Weights are random, and so are the statistics of BatchNorm: those of a new model
+would hide mistakes.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ score and PyTorch's, with torch {torch} and onnxruntime {onnxruntime}:
 HEADS = ("model", "ONNX file", "batch 1", "batch 3", "batch 8", ".pt2, largest")
 
 
-def seasoned(name: str) -> nn.Module:
+def random_model(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = create_model(name).eval()
     for module in model.modules():
@@ -39,11 +39,11 @@ def seasoned(name: str) -> nn.Module:
 
 
 def row(name: str, place: Path) -> list[str]:
-    model = seasoned(name)
+    model = random_model(name)
     cells = [f"`{name}`"]
     try:
-        made = export_model(model, place / "model.onnx")
-        cells += [f"{made.bytes / 1e6:.1f} MB", *(f"{made.differences[batch]:.0e}" for batch in (1, 3, 8))]
+        file = export_model(model, place / "model.onnx")
+        cells += [f"{file.bytes / 1e6:.1f} MB", *(f"{file.differences[batch]:.0e}" for batch in (1, 3, 8))]
     except MspcapsError as error:
         cells += ["-", f"not as ONNX: {error}", "-", "-"]
     try:

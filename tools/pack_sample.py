@@ -1,8 +1,7 @@
-"""Packs the embedded sample anew from the cached FashionMNIST: `python -m tools.pack_sample`.
+"""Packs the embedded sample from the cached FashionMNIST: `python -m tools.pack_sample`.
 
-The first 500 training and 100 test images of each class, in file order.
-
-Packed parts: manifest.json with the sha256 of each array, a PNG mosaic and the labels of each split.
+The first 500 training and 100 test images of each class, in file order, as a PNG mosaic and the labels of each split;
+manifest.json has the sha256 of each array.
 """
 
 import sys
@@ -28,7 +27,7 @@ def choose(labels: np.ndarray, per_class: int) -> np.ndarray:
 
 
 def mosaic(images: np.ndarray) -> np.ndarray:
-    """uint8 [N, H, W] -> one grey picture, 100 images per row, the last row filled up with black."""
+    """uint8 [N, H, W] -> one grey picture, 100 images per row, the last row filled with black."""
     n, h, w = images.shape
     rows = -(-n // COLUMNS)
     canvas = np.zeros((rows * COLUMNS, h, w), np.uint8)

@@ -1,10 +1,10 @@
-"""Three sets of real pictures that nobody here made, as folders of classes, fetched through npm and apt-get.
+"""Fetches three sets of real pictures through npm and apt-get, as folders of classes.
 
     python -m tools.picture_sets FOLDER
 
 makes FOLDER/emoji (npm emoji-datasource-google: 64 x 64, drawn, 9 classes), FOLDER/stamps (Debian
 tuxpaint-stamps-default: photographs and drawings of any size, with transparency) and FOLDER/icons (Debian
-oxygen-icon-theme: 48 x 48). What `mspcaps train --data` makes of them is in docs/own_data.md.
+oxygen-icon-theme: 48 x 48). docs/own_data.md has the accuracy of `mspcaps train --data` on them.
 """
 
 import json
@@ -20,7 +20,7 @@ FEWEST = 40  # pictures of a class; smaller classes are left out
 
 
 def fetch(command: list[str], place: Path) -> Path:
-    """The file that a package manager puts into the folder."""
+    """The file that a package manager downloads into the folder."""
     subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (file,) = (path for path in place.iterdir() if path.is_file())
     return file
@@ -35,10 +35,10 @@ def emoji(place: Path) -> list[tuple[Path, str]]:
     """Every emoji and its category."""
     with tarfile.open(fetch(["npm", "pack", "emoji-datasource-google@16.0.0"], place)) as package:
         package.extractall(place, filter="data")
-    known = json.loads((place / "package" / "emoji.json").read_text())
+    entries = json.loads((place / "package" / "emoji.json").read_text())
     pictures = place / "package" / "img" / "google" / "64"
-    named = [(pictures / entry["image"], entry["category"]) for entry in known]
-    return [(path, category.lower().replace(" & ", "_")) for path, category in named if path.is_file()]
+    labelled = [(pictures / entry["image"], entry["category"]) for entry in entries]
+    return [(path, category.lower().replace(" & ", "_")) for path, category in labelled if path.is_file()]
 
 
 def stamps(place: Path) -> list[tuple[Path, str]]:
@@ -49,22 +49,22 @@ def stamps(place: Path) -> list[tuple[Path, str]]:
 
 
 def icons(place: Path) -> list[tuple[Path, str]]:
-    """Every icon of 48 pixels and what it is for; links, which are other names of the same icon, are left out."""
+    """Every icon of 48 pixels and its purpose; without links, which are other names of the same icon."""
     root = unpack_deb("oxygen-icon-theme", place) / "usr/share/icons/oxygen/base/48x48"
     return [(path, path.parent.name) for path in root.glob("*/*.png") if not path.is_symlink()]
 
 
 def main(folder: Path) -> None:
     for name, find in {"emoji": emoji, "stamps": stamps, "icons": icons}.items():
-        (folder / name).mkdir(parents=True)  # a new folder: what another fetch left there would be counted again
+        (folder / name).mkdir(parents=True)  # must be new: pictures of an earlier fetch would stay in it
         with tempfile.TemporaryDirectory() as place:
-            found = find(Path(place))
-            counts = Counter(label for _, label in found)
-            for path, label in found:
+            labelled = find(Path(place))
+            counts = Counter(label for _, label in labelled)
+            for path, label in labelled:
                 if counts[label] >= FEWEST:
                     target = folder / name / label / path.name
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    if target.exists():  # two subjects of a class have a picture of that name
+                    if target.exists():  # another subject of the class has a picture of that name
                         target = target.with_name(f"{path.parent.name}-{path.name}")
                     shutil.copy(path, target)
         kept = {label: count for label, count in counts.most_common() if count >= FEWEST}

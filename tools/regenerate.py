@@ -1,7 +1,8 @@
-"""Writes again everything committed that is generated and needs no measurement: `make regenerate`.
+"""Rewrites all generated files that are committed and need no measurement: `make regenerate`.
 
 Pages, blocks and plots from results/ (reproduction/), tables of fields and the text of --help (excerpts), drawings.
-Measurements are made by reproduction/studies/, `mspcaps bench` and tools/export_table.py, pictures by screenshots.py.
+Measurements come from reproduction/studies/, `mspcaps bench` and tools/export_table.py, screenshots from
+tools/screenshots.py.
 """
 
 import sys
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file as it should be."""
+    """Every generated file with its text."""
     return {
         **pages.pages(ROOT / "results"),
         **excerpts.pages(),

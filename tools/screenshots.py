@@ -1,4 +1,4 @@
-"""Takes the pictures of pages in docs/; needs chromium and, for the app, the extra `app`.
+"""Takes the screenshots in docs/; needs chromium and, for the app, the extra `app`.
 
 python -m tools.screenshots quickstart [PAGE]   docs/quickstart.png, from the page of the last `mspcaps quickstart`
 python -m tools.screenshots explain PAGE        docs/explain.png, from a page of `mspcaps explain`
@@ -18,7 +18,7 @@ from chromium import Chromium  # type: ignore[import-not-found]  # noqa: E402 - 
 
 
 def shoot_file(page: Path, name: str, last: str, margin: int) -> None:
-    """A page from a file, 1200 pixels wide; the picture ends below the element that `last` selects."""
+    """Of a page in a file, 1200 pixels wide; the screenshot ends below the element that `last` selects."""
     with Chromium(1200) as window:
         window.open(page.resolve().as_uri())
         window.wait(f"document.querySelector('{last}')")
@@ -42,7 +42,7 @@ def shoot_app(url: str, name: str, width: int, last: str, margin: int) -> None:
         slide(window, "rotation", 12)
         slide(window, "fgsm", 1)
         window.wait("document.querySelector('#answer .lead').innerText.includes('untouched')")
-        time.sleep(1)  # the last of the changes
+        time.sleep(1)  # until the page has settled
         window.end_at(last, margin)
         write_atomically(ROOT / "docs" / name, window.screenshot())
 

@@ -1,11 +1,11 @@
-"""From a finished run to weights that come with the package: halved, measured from the very file, with a card.
+"""Turns a finished run into shipped weights: in half precision, measured from the very file, with a card.
 
 data = mspcaps.load_dataset("cifar10", "test")
 ship(Path("runs/cifar10/mspcaps_t/paper-seed0/last.safetensors"),
      Path("results/runs/cifar10/mspcaps_t/paper-seed0.json"), data)
 
-python -m tools.ship RUNS   every network of the paper's tables whose weights are small enough, from the folder that its
-                            runs were written to: RUNS/cifar10/MODEL/NAME-seedN/last.safetensors
+python -m tools.ship RUNS   ships every network of the paper's tables whose weights are small enough, from the folder
+                            of its runs: RUNS/cifar10/MODEL/NAME-seedN/last.safetensors
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from reproduction.tables import read_report
 
 ROOT = Path(__file__).parent.parent
 LARGEST = 8_000_000  # bytes of a family's weights in half precision; larger ones are not shipped
-PROBE_PER_CLASS = 10  # few enough that every test run can ask the largest model about them
+PROBE_PER_CLASS = 10  # few enough for a test to evaluate the largest model on them
 MAY_COST = 0.05  # points of accuracy that half precision may cost
 SAME_RUN = 0.2  # points by which fp32 may differ from the ledger, which has the accuracy in the training precision
 
@@ -48,9 +48,9 @@ def ship(
 ) -> Card:
     """Write <model>.<dataset>.safetensors and its card into the package, or into `folder`.
 
-    `weights` is what the run that `ledger_entry` tells of reports (last.safetensors, or best.safetensors if it chose
-    the epoch on validation images), or a copy of it in half precision;
-    `data` is the whole test set. Nothing is written when half precision costs too much.
+    `weights` are those that the run of `ledger_entry` reports (last.safetensors, or best.safetensors if it chose the
+    epoch on validation images), or a copy of them in half precision; `data` is the whole test set. Nothing is written
+    if half precision costs too much accuracy.
     """
     entry, folder = dataclasses.asdict(read_run(ledger_entry)), folder or weights_folder()
     model = load_model(weights)
@@ -64,21 +64,21 @@ def ship(
         reference, reference_of = entry["accuracy"][which], f"the run itself, in {entry['precision']}"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as place:
-        made = Path(place) / f"{name}{SUFFIX}"
+        file = Path(place) / f"{name}{SUFFIX}"
         small = halved(model.state_dict(), {key for key, _ in model.named_parameters()})
-        save_weights(made, model, small, **model.metadata)
-        again = load_model(made)
-        found = evaluate(again, data, device=device, progress=progress)
-        check_cost(found.accuracy, reference, reference_of, original, ledger_entry)
-        card = describe(made, again, found, (reference, reference_of), entry, data)
-        # Weights first: if the card does not follow, its old sha256 no longer fits and the file is refused.
-        os.replace(made, folder / made.name)
+        save_weights(file, model, small, **model.metadata)
+        again = load_model(file)
+        evaluation = evaluate(again, data, device=device, progress=progress)
+        check_cost(evaluation.accuracy, reference, reference_of, original, ledger_entry)
+        card = describe(file, again, evaluation, (reference, reference_of), entry, data)
+        # Weights first: if the card does not follow, its old sha256 no longer matches and the file is refused.
+        os.replace(file, folder / file.name)
         write_atomically(folder / f"{name}.json", card.to_json())
     return card
 
 
 def check_run(weights: Path, model: Model, ledger_entry: Path, entry: dict[str, Any]) -> bool:
-    """Whether the file is the very one that the ledger knows; a copy in half precision is let pass, nothing else."""
+    """Whether the file is the very one of the ledger; of others, only a copy in half precision is accepted."""
     if stored_recipe(model.metadata.get("recipe", {})) != entry["recipe"]:
         raise MspcapsError(f"{weights} was not trained with the recipe in {ledger_entry}")
     if sha256_of(weights) == entry["weights_sha256"]:
@@ -107,46 +107,45 @@ def check_test_set(data: ImageSet, entry: dict[str, Any]) -> None:
         )
 
 
-def check_cost(found: float, reference: float, reference_of: str, original: bool, ledger_entry: Path) -> None:
-    if not original and abs(found - reference) > SAME_RUN:
+def check_cost(accuracy: float, reference: float, reference_of: str, original: bool, ledger_entry: Path) -> None:
+    if not original and abs(accuracy - reference) > SAME_RUN:
         raise MspcapsError(
-            f"these weights reach {found:.2f} %, but {ledger_entry} says {reference:.2f} %: they are from another run"
+            f"these weights reach {accuracy:.2f} %, {ledger_entry} says {reference:.2f} %: they are from another run"
         )
-    if reference - found >= MAY_COST:
+    if reference - accuracy >= MAY_COST:
         raise MspcapsError(
-            f"half precision costs {reference - found:.2f} points ({found:.2f} % instead of {reference:.2f} %, "
+            f"half precision costs {reference - accuracy:.2f} points ({accuracy:.2f} % instead of {reference:.2f} %, "
             f"{reference_of}), but must cost less than {MAY_COST}: nothing was written"
         )
 
 
 def describe(
-    made: Path, model: Model, found: Evaluation, reference: tuple[float, str], entry: dict[str, Any], data: ImageSet
-) -> Card:
-    known = facts(entry["dataset"])
-    recipe = entry["recipe"]
-    answers = evaluate(model, probe(data)).predictions.tolist()
+    file: Path, model: Model, evaluation: Evaluation, reference: tuple[float, str], entry: dict[str, Any],
+    data: ImageSet,
+) -> Card:  # fmt: skip
+    dataset, recipe = facts(entry["dataset"]), entry["recipe"]
     return Card(
         model=entry["model"],
         dataset=entry["dataset"],
         params=sum(p.numel() for p in model.parameters()),
-        bytes=made.stat().st_size,
-        sha256=sha256_of(made),
-        accuracy=round(found.accuracy, 4),
-        test_images=found.n,
+        bytes=file.stat().st_size,
+        sha256=sha256_of(file),
+        accuracy=round(evaluation.accuracy, 4),
+        test_images=evaluation.n,
         measured_on=device_name(next(model.parameters()).device),
         reference=round(reference[0], 4),
         reference_of=reference[1],
-        probe=answers,
+        probe=evaluate(model, probe(data)).predictions.tolist(),
         recipe=recipe,
         ledger=f"results/runs/{entry['dataset']}/{entry['model']}/{recipe['name']}-seed{recipe['seed']}.json",
         run_sha256=entry["weights_sha256"],
         provenance=entry["provenance"],
-        licence=f"The weights: MIT, like mspcaps. {known.title}, which they were trained on: {known.licence}",
+        licence=f"The weights: MIT, like mspcaps. {dataset.title}, which they were trained on: {dataset.licence}",
     )
 
 
 def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor]:
-    """Parameters in half precision; BatchNorm's statistics, the normalisation and what overflows stay in fp32."""
+    """Parameters in half precision; BatchNorm statistics, the normalisation and whatever would overflow in fp32."""
     small = {}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
@@ -158,9 +157,9 @@ def halved(tensors: dict[str, Tensor], parameters: set[str]) -> dict[str, Tensor
 
 
 def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
-    """The first images of each class, in the order of the set: a quick look whether weights do what their card says.
+    """The first images of each class, in the order of the set: a quick check that weights do what their card says.
 
-    The embedded sample of FashionMNIST begins with the same images as the whole set, so it can stand in for it.
+    The embedded sample of FashionMNIST begins with the same images as the whole set, so it can replace it here.
     """
     first = [(data.labels == label).nonzero().flatten()[:per_class] for label in range(len(data.classes))]
     return data.subset(torch.cat(first).sort().values)
@@ -169,8 +168,8 @@ def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
 def ship_families(
     runs: Path, results: Path, data: ImageSet, folder: Path | None = None, device: torch.device | str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Ships the first seed of every network in the paper's tables whose weights are small enough, and tells of each
-    network what became of it."""
+    """Ships the first seed of every network in the paper's tables whose weights are small enough; yields the outcome
+    for each network."""
     for network in Baselines(read_report(results)).networks:
         yield network.model, ship_network(network, runs, results, data, folder, device)
 
@@ -182,7 +181,7 @@ def ship_network(
     assert cost is not None
     if group is None:
         return "not trained yet"
-    run = min(group.runs, key=lambda run: run.seed)  # any other would be chosen by what it reached
+    run = min(group.runs, key=lambda run: run.seed)  # not the best, which would be chosen on test images
     weights = runs / run.path.with_suffix("") / "last.safetensors"
     if not weights.is_file() and f"{run.model}.{run.dataset}" in list_pretrained():
         return "shipped before"

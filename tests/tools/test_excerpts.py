@@ -8,7 +8,7 @@ from tools import excerpts
 def test_help_fits_into_its_block() -> None:
     lines = excerpts.reference().splitlines()
     assert [line for line in lines if len(line) > int(excerpts.WIDTH)] == []
-    assert "       [--out PATH]" in excerpts.wrapped(f"usage: mspcaps x {'[--long STR] ' * 5}[--out PATH]")
+    assert "       [--out PATH]" in excerpts.wrap(f"usage: mspcaps x {'[--long STR] ' * 5}[--out PATH]")
 
 
 @pytest.mark.parametrize(
