@@ -256,8 +256,11 @@ def table_of(table: Table) -> str:
     """Heading, notes and rows; only a table of the paper keeps columns that are empty."""
     source = table.source
     title = f"## {table.title}" + (f" (Table {source.number} of the paper)" if source else "")
-    notes = [f"The paper concludes: {source.claim}"] if source and source.claim else []
-    notes += [source.note] if source and source.note else []
+    notes = []
+    if source and source.claim:
+        anchor = next(claim.anchor for claim in claims.CLAIMS if claim.table == source.number)
+        words = "what else differs between the rows, and our verdict" if source.note else "our verdict"
+        notes = [f"The paper concludes: {source.claim} ([{words}](ablations.md#{anchor}))."]
     heads, first = (*table.heads, *HEADS), len(table.heads)
     rows = [(*row.setting, *cells(row)) for row in table.rows]
     columns = [i for i in range(len(heads)) if i < first or source or any(row[i] != NONE for row in rows)]
