@@ -265,7 +265,7 @@ def charts(baselines: Baselines) -> dict[str, str]:
             by_cost.append(Mark(title, baselines.gpu_seconds(network), last, None, control))
     upwards = "CIFAR-10 accuracy (percent)"
     size, cost = "parameters at 3 × 32 × 32", "training on CIFAR-10, seconds of one GPU"
-    drawn = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}
+    svgs = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}
     if by_cost:
-        drawn["accuracy_cost.svg"] = tradeoff_chart(by_cost, (cost, upwards), "Accuracy against the cost of training")
-    return drawn
+        svgs["accuracy_cost.svg"] = tradeoff_chart(by_cost, (cost, upwards), "Accuracy against the cost of training")
+    return svgs

@@ -120,7 +120,7 @@ class Frame:
     def y_at(self, value: float) -> float:
         return self.bottom - (self.bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
 
-    def drawn(self, axes: tuple[str, str], words: Callable[[float], str] = "{:g}".format) -> list[str]:
+    def draw(self, axes: tuple[str, str], words: Callable[[float], str] = "{:g}".format) -> list[str]:
         """Grid, ticks and the names of the axes; `words` formats the ticks of the x axis."""
         bottom, right, middle = self.bottom, self.width - RIGHT, (TOP + self.bottom) / 2
         parts = []
@@ -142,7 +142,7 @@ def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tup
     flat = [point for of_name in points.values() for point in of_name]
     xs, ys = (nice_ticks(min(p[i] for p in flat), max(p[i] for p in flat)) for i in (0, 1))
     frame = Frame(xs, ys, WIDTH, HEIGHT, HEIGHT - MARGIN)
-    parts = frame.drawn(axes)
+    parts = frame.draw(axes)
     for place, (name, of_name) in enumerate(points.items()):
         for x, y in of_name:
             title, mark = f"{escape(name)}: {x:.3f}, {y:.2f}", "other" if place else "run"

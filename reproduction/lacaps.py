@@ -82,8 +82,8 @@ def trial_table(report: Report) -> str:
     for name in TRIED:
         recipe = recipe_settings(name)
         kind, _, model = name.split("/")
-        tried = [g for g in report.trials if (g.first.model, g.first.dataset) == (model, recipe["data"])]
-        for group in sorted(tried, key=lambda group: -group.last.mean):
+        trials = [g for g in report.trials if (g.first.model, g.first.dataset) == (model, recipe["data"])]
+        for group in sorted(trials, key=lambda group: -group.last.mean):
             if group.first.name.partition("+")[0] == kind:
                 change = changes(settings(group.first.recipe), recipe) or "none"
                 rows.append((f"`{name}`", change, f"{group.first.epochs}", with_n(group.last)))
@@ -116,7 +116,7 @@ def pixel_chart(results: Sequence[Mapping[str, Any]]) -> str:
     points = [point for line in lines.values() for point in line]
     sides = sorted({side for side, _ in points})
     frame = Frame(sides, nice_ticks(0.0, max(value for _, value in points)), 750, 360 + 24 * len(lines), 300, log=True)
-    parts = frame.drawn(("side of the images in pixels", "time per pixel, relative"), "{:.0f}".format)
+    parts = frame.draw(("side of the images in pixels", "time per pixel, relative"), "{:.0f}".format)
     for i, (name, line) in enumerate(lines.items()):
         path = " ".join(f"{frame.x_at(side):.1f},{frame.y_at(value):.1f}" for side, value in line)
         title = escape(f"{name}: {'; '.join(f'{side}: {value:.2f}' for side, value in line)}")

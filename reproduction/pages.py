@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,14 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "generated": GENERATED, "report": report, "titles": paper.TITLES,
         "full": full, "cifar10": [row for row in full if row.dataset == "cifar10"],
         "ablations_above": sum(row.model not in paper.TITLES for row in above),
-        "missed": [(row, tried) for row in rows if (tried := trials_of(row, report)) or row.missed],
+        "missed": [(row, trials) for row in rows if (trials := trials_of(row, report)) or row.missed],
         "first": first, "first_figure": paper.figure_of("mspcaps_t", "cifar10"),
         "compared": compared, "judged": {verdict: judged[verdict] for verdict in PLURAL if verdict in judged},
         "plural": PLURAL, "smaller": claims.smaller_gaps(pairs), "verdict_on": claims.verdict_on,
         "corrected": [pair for pair in pairs if pair.corrected is not None],
         "surpassing": [pair for pair in pairs if not pair.claim.table and not pair.claim.untested and pair.reversed],
         "pooled": pooled,
-        "pooled_kept": [p.words for p, kept in zip(pooled.pairs, pooled.significant, strict=True) if kept]
-        if pooled else [],
+        "pooled_kept": [pair.words for pair in compress(pooled.pairs, pooled.significant)] if pooled else [],
         "collapse": study_collapse(report.compared), "rule": (LEAST_ENTROPY, MOST_TOP),
         "health_images": IMAGES_ELSEWHERE, "training_losses": training_losses(report.compared),
         "t": row_of_t(report), "sharing_gap": next(p.difference for p in pairs if p.claim.table == SHARING),

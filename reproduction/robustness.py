@@ -77,8 +77,8 @@ def figure(results: Sequence[Robustness]) -> str | None:
     if not any(panels.values()):
         return None
     label = "Accuracy under FGSM and BIM: with the margin loss on the left, with the strongest objective on the right"
-    drawn = [Panel(title, curves, "eps, in pixel units") for title, curves in panels.items()]
-    return panels_chart(drawn, label, "accuracy (percent)")
+    charts = [Panel(title, curves, "eps, in pixel units") for title, curves in panels.items()]
+    return panels_chart(charts, label, "accuracy (percent)")
 
 
 def is_of_paper(entry: Robustness) -> bool:

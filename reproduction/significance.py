@@ -127,9 +127,9 @@ def quantile(freedom: float) -> float:
 def holm(p_values: Sequence[float]) -> list[bool]:
     """Which of several differences are significant after Holm's correction for their number."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    kept = [False] * len(p_values)
+    significant = [False] * len(p_values)
     for place, i in enumerate(order):
         if p_values[i] * (len(p_values) - place) > 1 - CONFIDENCE:
             break
-        kept[i] = True
-    return kept
+        significant[i] = True
+    return significant

@@ -205,10 +205,9 @@ def trials_of(row: Row, report: Report) -> list[Trial]:
     other kinds of recipes, ours or adversarial ones, are on other pages."""
     recipe = recipe_settings(f"paper/{row.dataset}/{row.model}")
     alike = [g for g in report.trials if (g.first.model, g.first.dataset) == (row.model, row.dataset)]
-    tried = [g for g in alike if g.first.name.startswith("paper")]
-    named = [(changes(settings(group.first.recipe), recipe), group) for group in tried]
-    bases = {length(group): group for words, group in named if not words}
-    return [Trial(words, group, bases.get(length(group))) for words, group in named if words]
+    trials = [(changes(settings(g.first.recipe), recipe), g) for g in alike if g.first.name.startswith("paper")]
+    bases = {length(group): group for words, group in trials if not words}
+    return [Trial(words, group, bases.get(length(group))) for words, group in trials if words]
 
 
 def length(group: Group) -> tuple[int, int]:

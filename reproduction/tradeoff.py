@@ -50,7 +50,7 @@ def tradeoff_chart(marks: Sequence[Mark], axes: tuple[str, str], label: str) -> 
     ticks = log_ticks(min(costs), max(costs)), nice_ticks(min(values), max(values))
     frame = Frame(*ticks, WIDTH, HEIGHT, HEIGHT - BOTTOM, log=True)
     boxes = place_labels(marks, frame)
-    parts = frame.drawn(axes, short)
+    parts = frame.draw(axes, short)
     for mark in marks:
         parts += links(mark, frame, boxes[mark.name])
     for mark in marks:

@@ -67,8 +67,8 @@ def main(folder: Path) -> None:
                     if target.exists():  # another subject of the class has a picture of that name
                         target = target.with_name(f"{path.parent.name}-{path.name}")
                     shutil.copy(path, target)
-        kept = {label: count for label, count in counts.most_common() if count >= FEWEST}
-        print(f"{name}: {sum(kept.values()):,} pictures of {len(kept)} classes: {kept}")
+        classes = {label: count for label, count in counts.most_common() if count >= FEWEST}
+        print(f"{name}: {sum(classes.values()):,} pictures of {len(classes)} classes: {classes}")
 
 
 if __name__ == "__main__":

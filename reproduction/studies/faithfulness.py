@@ -91,8 +91,8 @@ def curve(
     for done in [*range(0, n, setting.per_step), n]:
         touched = (rank < done).view(-1, 1, *grid)
         touched = touched.repeat_interleave(setting.cell, 2).repeat_interleave(setting.cell, 3)
-        shown = torch.where(touched == insert, x, covered)
-        points.append(score(shown).gather(1, labels[:, None])[:, 0])
+        image = torch.where(touched == insert, x, covered)
+        points.append(score(image).gather(1, labels[:, None])[:, 0])
     return torch.stack(points, 1)
 
 
@@ -131,8 +131,8 @@ def orders_of(maps: dict[str, Tensor], setting: Setting, offset: int) -> list[tu
     orders = [(name, ranks(cell_means(heat, setting.cell))) for name, heat in maps.items()]
     shape = orders[0][1].shape
     for seed in SEEDS:
-        drawn = torch.rand(shape, generator=torch.Generator().manual_seed(1_000_003 * seed + offset))
-        orders.append(("random", ranks(drawn.to(orders[0][1].device))))
+        values = torch.rand(shape, generator=torch.Generator().manual_seed(1_000_003 * seed + offset))
+        orders.append(("random", ranks(values.to(orders[0][1].device))))
     return orders
 
 
@@ -150,7 +150,7 @@ def measure(
     batches = list(data.images.split(batch_size))
     if len(batches[-1]) == 1 or len(data) < 2:
         raise MspcapsError("the map of another image needs at least two images in every batch")
-    kept: list[dict[tuple[str, str], list[Tensor]]] = [{} for _ in settings]
+    stores: list[dict[tuple[str, str], list[Tensor]]] = [{} for _ in settings]
     falls: dict[str, list[Tensor]] = {}
     curves, done = 2 * (len(METHODS) - 1 + len(SEEDS)) * len(settings) * len(batches), 0
     with in_eval_mode(model):
@@ -161,7 +161,7 @@ def measure(
             for group, fall in drops(explanation, labels, number).items():
                 falls.setdefault(group, []).append(fall)
             maps = maps_of(model, explanation, labels)
-            for setting, store in zip(settings, kept, strict=True):
+            for setting, store in zip(settings, stores, strict=True):
                 covered = setting.covered(x, mean)
                 for name, rank in orders_of(maps, setting, number):
                     for way in ("deletion", "insertion"):
@@ -169,7 +169,7 @@ def measure(
                         store.setdefault((name, way), []).append(points.cpu())
                         progress(done := done + 1, curves)
     return {
-        "settings": [summary(setting, store, data.size) for setting, store in zip(settings, kept, strict=True)],
+        "settings": [summary(setting, store, data.size) for setting, store in zip(settings, stores, strict=True)],
         "named": {group: fall_summary(torch.cat(parts)) for group, parts in falls.items()},
     }
 
