@@ -1,4 +1,4 @@
-"""Tables 2 and 3: every row has its place, ours stands beside it, a difference has a cause, no claim is made early."""
+"""Tables 2 and 3: every row with our runs, a cause for every large difference, and no claim before it is true."""
 
 import re
 from itertools import combinations
@@ -24,7 +24,7 @@ MODELS = ("capsnet", "da_capsnet", "aa_capsnet", "idp_capsnet", "efficient_capsn
 
 @pytest.fixture
 def results(tmp_path):
-    """Every network on CIFAR-10, as accurate as the paper has it but for DeepCaps, three points below in 260 epochs."""
+    """Every network on CIFAR-10, as accurate as in the paper except DeepCaps, three points below in 260 epochs."""
     results = tmp_path / "results"
     printed = {b.model: float(b.accuracy[2].rstrip("*")) for t in paper.MAIN for b in t.baselines if b.model}
     for model in MODELS:
@@ -37,7 +37,7 @@ def results(tmp_path):
     return results
 
 
-def made(results: Path, **words: dict) -> Baselines:
+def baselines_of(results: Path, **words: dict) -> Baselines:
     return Baselines(read_report(results), words=words)
 
 
@@ -59,7 +59,7 @@ def test_every_row_of_the_paper_has_its_model_and_ensembles_have_none():
 
 
 def test_ours_stands_beside_the_printed_cell(results):
-    baselines = made(results)
+    baselines = baselines_of(results)
     (source, rows), (_, large) = baselines.tables
     table = accuracy_table(source, rows)
     assert cells(table, "CapsNet")[1:] == [
@@ -74,20 +74,20 @@ def test_ours_stands_beside_the_printed_cell(results):
 def test_only_the_epochs_may_differ_and_the_whole_recipe_comes_first(results):
     other = shortened("paper/cifar10/capsnet", 99.0, 100)
     enter(results, other)
-    assert network(made(results), "capsnet").cifar10.group.first.epochs == 300
+    assert network(baselines_of(results), "capsnet").cifar10.group.first.epochs == 300
     changed = shortened("paper/cifar10/deepcaps", 99.0, 280)
     changed["recipe"]["lr"] = 0.1
     enter(results, changed)
-    assert network(made(results), "deepcaps").cifar10.group.first.epochs == 260
+    assert network(baselines_of(results), "deepcaps").cifar10.group.first.epochs == 260
     enter(results, shortened("paper/cifar10/deepcaps", 90.0, 270))
-    assert network(made(results), "deepcaps").cifar10.group.first.epochs == 270
+    assert network(baselines_of(results), "deepcaps").cifar10.group.first.epochs == 270
 
 
 def test_held_out_runs_never_count(tmp_path):
     trial = entry("paper/cifar10/capsnet", [60.0, 99.0])
     trial["recipe"]["held_out"] = 5000
     enter(tmp_path, trial)
-    assert network(made(tmp_path), "capsnet").cifar10.group is None
+    assert network(baselines_of(tmp_path), "capsnet").cifar10.group is None
 
 
 def test_costs_are_counted_trained_and_measured(results):
@@ -117,7 +117,7 @@ def test_costs_are_counted_trained_and_measured(results):
 
 
 def test_of_runs_that_shared_a_gpu_the_benchmark_knows_the_cost(tmp_path):
-    """A large network beside three small ones takes more than a quarter of it."""
+    """A large network beside three small ones takes more than a quarter of the GPU."""
     run = entry("paper/cifar10/capsnet", [60.0, 74.0])
     run |= {"seconds": {"train": 400.0, "per_epoch": 1.0, "side_by_side": 4}, "images": 50_000}
     enter(tmp_path, run)
@@ -133,22 +133,22 @@ def test_of_runs_that_shared_a_gpu_the_benchmark_knows_the_cost(tmp_path):
 
 
 def test_what_differs_by_more_than_two_points_needs_a_cause(results):
-    baselines = made(results)
+    baselines = baselines_of(results)
     assert baselines.unexplained == ["DeepCaps on CIFAR-10"]
     (difference,) = baselines.differences
     assert difference.cell.gap == -3.0 and difference.native_recipe == "native/cifar10/deepcaps"
-    half = made(results, deepcaps={"quoted": "x", "cifar10": {"tried": "this"}})
+    half = baselines_of(results, deepcaps={"quoted": "x", "cifar10": {"tried": "this"}})
     assert half.unexplained == ["DeepCaps on CIFAR-10"], "what was tried is not yet a cause"
-    whole = made(results, deepcaps={"cifar10": {"tried": "this", "cause": "that"}})
+    whole = baselines_of(results, deepcaps={"cifar10": {"tried": "this", "cause": "that"}})
     assert whole.unexplained == [] and whole.differences[0].cause == "that"
     enter(results, entry("native/cifar10/deepcaps", [60.0, 91.0]))
-    assert made(results).differences[0].cell.native.last.mean == 91.0
+    assert baselines_of(results).differences[0].cell.native.last.mean == 91.0
     enter(results, entry("paper/mnist/mspcaps_t", [60.0, 97.69]))  # exactly two points
-    assert len(made(results).differences) == 1
+    assert len(baselines_of(results).differences) == 1
 
 
 def test_every_difference_in_the_ledger_has_been_looked_into():
-    """Fails until reproduction/differences.toml has `tried` and `cause` of every such row."""
+    """Fails until reproduction/differences.toml has `tried` and `cause` for every such row."""
     baselines = Baselines(read_report(ROOT / "results"))
     assert not baselines.unexplained
     for model, words in baselines.words.items():
@@ -158,18 +158,18 @@ def test_every_difference_in_the_ledger_has_been_looked_into():
 
 
 def test_ten_families_are_claimed_only_when_every_row_is_there(results):
-    whole = made(results)
+    whole = baselines_of(results)
     families = {re.sub(r"_[a-z]$", "", n.model) for n in whole.networks if not n.model.startswith("resnet")}
     assert whole.complete and len(families) == 10, "MSPCaps-T and -L are one, OrthCaps-S and -D are one"
     assert CLAIM in render("readme_opening.md.j2", opening(results))
     next((results / "runs" / "cifar10" / "aa_capsnet").iterdir()).unlink()
-    assert not made(results).complete and [n.model for n in made(results).untrained] == ["aa_capsnet"]
+    assert not baselines_of(results).complete and [n.model for n in baselines_of(results).untrained] == ["aa_capsnet"]
     assert CLAIM not in render("readme_opening.md.j2", opening(results))
 
 
 def opening(results: Path) -> dict:
     """What the README's block is filled with; the values of other subjects are those of our own ledger."""
-    return values_of(read_report(ROOT / "results"), ROOT / "results") | {"baselines": made(results)}
+    return values_of(read_report(ROOT / "results"), ROOT / "results") | {"baselines": baselines_of(results)}
 
 
 def test_nothing_we_publish_claims_it_too_early():
@@ -180,11 +180,11 @@ def test_nothing_we_publish_claims_it_too_early():
 
 
 def test_labels_do_not_overlap(results):
-    """Crowded as the networks are, with the paper's figures among them."""
-    baselines = made(results)
-    found = charts(baselines)
-    assert set(found) == {"accuracy_parameters.svg", "accuracy_cost.svg"}
-    for chart in found.values():
+    """Even with all networks and the paper's figures in the chart."""
+    baselines = baselines_of(results)
+    svgs = charts(baselines)
+    assert set(svgs) == {"accuracy_parameters.svg", "accuracy_cost.svg"}
+    for chart in svgs.values():
         assert all(n.title in chart for n in baselines.networks)
     marks = [
         Mark(n.title, n.cost.params, n.cifar10.group.last.mean, n.cifar10.figure, n.model.startswith("resnet"))
@@ -200,7 +200,7 @@ def test_labels_do_not_overlap(results):
 def test_marks_lie_where_their_numbers_say():
     chart = tradeoff_chart([Mark("a", 1e5, 70.0), Mark("b", 1e6, 80.0, 85.0), Mark("c", 1e7, 90.0)], ("x", "y"), "t")
     circles = [
-        tuple(map(float, found)) for found in re.findall(r'<circle class="run" cx="([\d.]+)" cy="([\d.]+)"', chart)
+        tuple(map(float, place)) for place in re.findall(r'<circle class="run" cx="([\d.]+)" cy="([\d.]+)"', chart)
     ]
     (xa, ya), (xb, yb), (xc, yc) = circles[:3]
     assert xb - xa == pytest.approx(xc - xb, abs=0.2), "each is ten times the one before"

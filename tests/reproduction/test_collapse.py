@@ -24,8 +24,8 @@ T, OWN = "paper/cifar10/mspcaps_t", "paper/cifar10/mspcaps_t_unshared"
 
 def enter_measured(results: Path, name: str, seed: int, last: float, entropy: float, fresh: float = 0.7) -> None:
     """A run whose second block ends with this entropy; its first one has `fresh` after the first epoch, then 0.7."""
-    made = entry(name, [70.0, last], seed)
-    epochs = made["epochs"]
+    run = entry(name, [70.0, last], seed)
+    epochs = run["epochs"]
 
     def block(n: int, entropies: list[float], fine: float, coarse: float) -> dict[str, Any]:
         swapped = {"fine": [9.0] * (epochs - 1) + [fine], "coarse": [9.0] * (epochs - 1) + [coarse]}
@@ -33,9 +33,9 @@ def enter_measured(results: Path, name: str, seed: int, last: float, entropy: fl
                 "swapped": swapped}  # fmt: skip
 
     first, second = [fresh] + [0.7] * (epochs - 1), [0.99] * (epochs - 1) + [entropy]
-    made["curve"]["health"] = {"routing.0": block(16, first, -0.1, 1.5), "routing.1": block(4, second, 1 + seed, 70.0)}
-    made["curve"]["loss"] = [1.0] * (epochs - 1) + [0.01 * (1 + seed)]
-    enter(results, made)
+    run["curve"]["health"] = {"routing.0": block(16, first, -0.1, 1.5), "routing.1": block(4, second, 1 + seed, 70.0)}
+    run["curve"]["loss"] = [1.0] * (epochs - 1) + [0.01 * (1 + seed)]
+    enter(results, run)
 
 
 @pytest.fixture
@@ -57,12 +57,13 @@ def test_pearson_and_fisher_on_the_first_of_anscombes_sets() -> None:
     """R's cor.test prints 0.8164205 with 0.4243912 to 0.9506933."""
     x = [10.0, 8, 13, 9, 11, 14, 6, 4, 12, 7, 5]
     y = [8.04, 6.95, 7.58, 8.81, 8.33, 9.96, 7.24, 4.26, 10.84, 4.82, 5.68]
-    found = Correlation.of(x, y)
-    assert found is not None and found.clear and found.n == 11
-    assert (found.r, found.low, found.high) == pytest.approx((0.8164205, 0.4243912, 0.9506933), abs=1e-6)
-    turned = Correlation.of(x, [-value for value in y])
-    assert turned is not None and (turned.low, turned.high) == pytest.approx((-0.9506933, -0.4243912), abs=1e-6)
-    assert str(found) == "r = +0.82 (95 % CI +0.42 to +0.95, n = 11)"
+    correlation = Correlation.of(x, y)
+    assert correlation is not None and correlation.clear and correlation.n == 11
+    bounds = (correlation.low, correlation.high)
+    assert (correlation.r, *bounds) == pytest.approx((0.8164205, 0.4243912, 0.9506933), abs=1e-6)
+    negated = Correlation.of(x, [-value for value in y])
+    assert negated is not None and (negated.low, negated.high) == pytest.approx((-0.9506933, -0.4243912), abs=1e-6)
+    assert str(correlation) == "r = +0.82 (95 % CI +0.42 to +0.95, n = 11)"
 
 
 def test_a_correlation_without_an_interval_or_without_sense() -> None:
@@ -93,10 +94,10 @@ def test_health_beside_the_accuracy_of_every_run_that_has_it(ledger: Path) -> No
 
 def test_only_the_papers_recipe_and_only_whole_measurements_count(ledger: Path) -> None:
     for change in ({"lr": 0.1, "name": "own"}, {"held_out": 9, "name": "paper+held_out=9"}):
-        made = entry(T, [70.0, 99.0], seed=7)
-        made["curve"]["health"] = read_report(ledger).runs[-1].curve["health"]
-        made["recipe"] |= change
-        enter(ledger, made)
+        run = entry(T, [70.0, 99.0], seed=7)
+        run["curve"]["health"] = read_report(ledger).runs[-1].curve["health"]
+        run["recipe"] |= change
+        enter(ledger, run)
     partly = entry(T, [70.0, 99.0], seed=8)
     curves = {**read_report(ledger).compared["mspcaps_t"].runs[1].curve["health"]["routing.0"]}
     curves["entropy"] = [None, *curves["entropy"][1:]]
@@ -127,12 +128,12 @@ def test_without_health_there_is_no_section(tmp_path: Path) -> None:
 
 
 def test_new_networks_count_as_collapsed_in_the_first_block() -> None:
-    """As docs/ablations.md says: the rule finds it before any training, so it cannot be the runs that did it."""
+    """As docs/ablations.md says: the rule finds it before any training, so training is not the cause."""
     images = torch.randint(0, 256, (60, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for seed in range(5):
         torch.manual_seed(seed)
-        found = measure_health(create_model("mspcaps_t"), images, torch.arange(60) % 10)
-        assert [block.collapsed for block in found] == [True, False], seed
+        blocks = measure_health(create_model("mspcaps_t"), images, torch.arange(60) % 10)
+        assert [block.collapsed for block in blocks] == [True, False], seed
 
 
 def test_verdicts_then_and_now(tmp_path: Path) -> None:
@@ -143,11 +144,11 @@ def test_verdicts_then_and_now(tmp_path: Path) -> None:
     enter_seeds(tmp_path, "paper/cifar10/mspcaps_l_shared", [92.0, 92.1, 92.2])
     groups = read_report(tmp_path).compared
     assert {model: group.last.n for model, group in first_seeds(groups).items()} == dict.fromkeys(groups, 3)
-    found = verdicts(compare(first_seeds(groups)), compare(groups))
-    (row,) = [line for line in found["table"].splitlines() if "own weights" in line]
+    outcome = verdicts(compare(first_seeds(groups)), compare(groups))
+    (row,) = [line for line in outcome["table"].splitlines() if "own weights" in line]
     assert [cell.strip() for cell in row.split("|")[2:6]] == ["3 and 3", "holds (Holm)", "5 and 3", "inconclusive"]
-    assert (found["changed"], found["same"]) == (1, 1)
-    assert found["uncorrected"] == [2, 1] and found["holm"] == [2, 1] and found["judged"] == [2, 2]
+    assert (outcome["changed"], outcome["same"]) == (1, 1)
+    assert outcome["uncorrected"] == [2, 1] and outcome["holm"] == [2, 1] and outcome["judged"] == [2, 2]
     few = seeds_of(groups)
     assert few["few"] == {"mspcaps_t": 5, "mspcaps_t_unshared": 3}
     assert few["rest"] == {"mspcaps_l": 3, "mspcaps_l_shared": 3}
@@ -167,20 +168,20 @@ def test_the_table_of_t_has_the_last_and_the_best_epoch(tmp_path: Path) -> None:
 def test_training_loss_of_shared_and_own_weights(tmp_path: Path) -> None:
     for name, losses in ((T, (0.02, 0.03, 0.04)), (OWN, (0.01, 0.02, 0.03))):
         for seed, loss in enumerate(losses):
-            made = entry(name, [70.0, 88.0 + seed], seed)
-            made["curve"]["loss"][-1] = loss
-            enter(tmp_path, made)
-    found = training_losses(read_report(tmp_path).compared)
-    assert found["loss"].gap == pytest.approx(0.01)
-    assert found["loss"].margin == pytest.approx(2.776 * 0.01 * (2 / 3) ** 0.5, rel=1e-3)
-    assert "0.030 ± 0.010 (n = 3)" in found["table"] and "89.00 ± 1.00 (n = 3)" in found["table"]
+            run = entry(name, [70.0, 88.0 + seed], seed)
+            run["curve"]["loss"][-1] = loss
+            enter(tmp_path, run)
+    outcome = training_losses(read_report(tmp_path).compared)
+    assert outcome["loss"].gap == pytest.approx(0.01)
+    assert outcome["loss"].margin == pytest.approx(2.776 * 0.01 * (2 / 3) ** 0.5, rel=1e-3)
+    assert "0.030 ± 0.010 (n = 3)" in outcome["table"] and "89.00 ± 1.00 (n = 3)" in outcome["table"]
 
 
 def test_the_published_pages_say_by_how_much_a_figure_is_missed_and_never_that_one_is_beaten() -> None:
-    made = {path.relative_to(ROOT).as_posix(): text for path, text in pages(ROOT / "results").items()}
+    written = {path.relative_to(ROOT).as_posix(): text for path, text in pages(ROOT / "results").items()}
     row = values_of(read_report(ROOT / "results"), ROOT / "results")["t"]
     for name in ("README.md", "docs/results.md", "docs/ablations.md"):
-        assert "beaten" not in made[name]
+        assert "beaten" not in written[name]
         for gap in (row.gap, row.last_gap):
-            assert gap >= 0 or f"{-gap:.2f}" in made[name], name
-    assert "docs/ablations/collapse.svg" in made
+            assert gap >= 0 or f"{-gap:.2f}" in written[name], name
+    assert "docs/ablations/collapse.svg" in written

@@ -56,19 +56,19 @@ def test_curves_of_a_linear_model_are_those_computed_by_hand(heat, deletion, ins
     x, labels, setting = torch.ones(1, 1, 4, 4), torch.tensor([1]), Setting(cell=2, per_step=1)
     rank = ranks(cell_means(heat[None], 2))
     covered = torch.zeros_like(x)
-    for insert, wanted in ((False, deletion), (True, insertion)):
-        found = curve(linear, x, labels, rank, covered, setting, insert)
-        torch.testing.assert_close(found[0], torch.tensor(wanted, dtype=torch.float32))
-        by_hand = sum((a + b) / 2 for a, b in pairwise(wanted)) / 4
-        assert area(found, 4, 1).item() == pytest.approx(by_hand)
+    for insert, expected in ((False, deletion), (True, insertion)):
+        points = curve(linear, x, labels, rank, covered, setting, insert)
+        torch.testing.assert_close(points[0], torch.tensor(expected, dtype=torch.float32))
+        by_hand = sum((a + b) / 2 for a, b in pairwise(expected)) / 4
+        assert area(points, 4, 1).item() == pytest.approx(by_hand)
 
 
 def test_the_last_step_may_be_shorter():
     x, labels = torch.ones(1, 1, 4, 4), torch.tensor([1])
     rank = ranks(cell_means(WEIGHTS[None], 2))
-    found = curve(linear, x, labels, rank, torch.zeros_like(x), Setting(cell=2, per_step=3), False)
-    assert found.tolist() == [[7.0, 0.0, 0.0]]
-    assert area(found, 4, 3).item() == pytest.approx(7 / 2 * 3 / 4)
+    points = curve(linear, x, labels, rank, torch.zeros_like(x), Setting(cell=2, per_step=3), False)
+    assert points.tolist() == [[7.0, 0.0, 0.0]]
+    assert area(points, 4, 3).item() == pytest.approx(7 / 2 * 3 / 4)
 
 
 def test_ranks_break_ties_by_chance_not_by_place():
@@ -109,12 +109,12 @@ def test_measuring_is_repeatable_and_whole():
     model, data = tiny()
     settings = [Setting(8, "mean", 1), Setting(4, "blur", 8)]
     calls: list[tuple[int, int]] = []
-    found = measure(model, data, settings, batch_size=3, progress=lambda done, of: calls.append((done, of)))
-    assert found == measure(model.train(), data, settings, batch_size=3)
+    result = measure(model, data, settings, batch_size=3, progress=lambda done, of: calls.append((done, of)))
+    assert result == measure(model.train(), data, settings, batch_size=3)
     assert all(module.training for module in model.modules()), "its mode is left as it was"
     assert calls[-1][0] == calls[-1][1] == len(calls)
-    assert set(found["named"]) == {"all", "coarse"}, "a single scale has no more"
-    for setting in found["settings"]:
+    assert set(result["named"]) == {"all", "coarse"}, "a single scale has no more"
+    for setting in result["settings"]:
         assert set(setting["methods"]) == set(METHODS)
         starts = {m["deletion"]["curve"][0] for m in setting["methods"].values()}
         ends = {m["insertion"]["curve"][-1] for m in setting["methods"].values()}
@@ -144,8 +144,8 @@ def test_better_than_random_is_lower_in_deletion_and_higher_in_insertion():
 
 def test_the_map_of_another_image_is_one():
     model, data = tiny()
-    found = mspcaps.explain(model, data.images.float() / 255)
-    maps = maps_of(model, found, found.ranking[:, 0])
+    explanation = mspcaps.explain(model, data.images.float() / 255)
+    maps = maps_of(model, explanation, explanation.ranking[:, 0])
     for name in ("part_whole", "gradient"):
         own, other = maps[name], maps[f"{name}_other"]
         whose = [[j for j in range(5) if torch.equal(other[i], own[j])] for i in range(5)]
@@ -158,25 +158,25 @@ def test_the_map_of_another_image_is_one():
 def test_named_patches_are_covered_and_as_many_random_ones():
     torch.manual_seed(0)
     model = mspcaps.create_model("mspcaps_t", num_classes=3).eval()
-    found = mspcaps.explain(model, torch.rand(2, 3, 32, 32))
-    labels = found.ranking[:, 0]
-    falls = drops(found, labels, seed=0)
+    explanation = mspcaps.explain(model, torch.rand(2, 3, 32, 32))
+    labels = explanation.ranking[:, 0]
+    falls = drops(explanation, labels, seed=0)
     assert set(falls) == {"all", "coarse", "mid", "fine", "mid_adds", "fine_agrees"}
-    groups = named_patches(found.parts(1), found.tree(1), 3)
+    groups = named_patches(explanation.parts(1), explanation.tree(1), 3)
     assert [len(groups[name]) for name in falls] == [7, 1, 3, 3, 3, 3]
-    (centre,) = max(found.tree(1).children, key=lambda node: node.contribution).children
-    adds = sorted(vote_shares(found.routing[0], 1, centre.index)[1].tolist(), reverse=True)
+    (centre,) = max(explanation.tree(1).children, key=lambda node: node.contribution).children
+    adds = sorted(vote_shares(explanation.routing[0], 1, centre.index)[1].tolist(), reverse=True)
     assert [node.contribution for node in groups["mid_adds"]] == pytest.approx(adds[:3])
-    covered = found.images[1].clone()
+    covered = explanation.images[1].clone()
     for node in groups["mid"]:
         covered[:, node.rect.top : node.rect.bottom, node.rect.left : node.rect.right] = model.normalize.mean
-    by_hand = model(found.images[1:])[0, labels[1]] - model(covered[None])[0, labels[1]]
+    by_hand = model(explanation.images[1:])[0, labels[1]] - model(covered[None])[0, labels[1]]
     assert falls["mid"][1, 0].item() == pytest.approx(by_hand.item(), abs=1e-5)
-    assert all(torch.equal(value, drops(found, labels, seed=0)[name]) for name, value in falls.items())
+    assert all(torch.equal(value, drops(explanation, labels, seed=0)[name]) for name, value in falls.items())
     for name, pixels in (("coarse", 256), ("mid", 192), ("fine", 48)):
         for mask in (
-            named_mask(groups[name], found.scales),
-            random_mask(groups[name], found.scales, torch.Generator().manual_seed(3)),
+            named_mask(groups[name], explanation.scales),
+            random_mask(groups[name], explanation.scales, torch.Generator().manual_seed(3)),
         ):
             assert int(mask.sum()) == pixels
 
@@ -186,35 +186,35 @@ def test_a_fall_by_chance_is_the_mean_of_its_draws():
     """Group after group from one generator; fine patches are drawn in the same middle patches."""
     torch.manual_seed(0)
     model = mspcaps.create_model("mspcaps_t_p2", num_classes=3, img_size=16, mean=(0.4, 0.5, 0.6)).eval()
-    found = mspcaps.explain(model, torch.rand(2, 3, 16, 16))
-    labels, generator = found.ranking[:, 0], torch.Generator().manual_seed(4)
-    named = [named_patches(found.parts(i), found.tree(i), 3) for i in range(2)]
-    for group, values in drops(found, labels, seed=4).items():
+    explanation = mspcaps.explain(model, torch.rand(2, 3, 16, 16))
+    labels, generator = explanation.ranking[:, 0], torch.Generator().manual_seed(4)
+    named = [named_patches(explanation.parts(i), explanation.tree(i), 3) for i in range(2)]
+    for group, values in drops(explanation, labels, seed=4).items():
         falls = []
         for _ in range(8):
             masks = [
-                random_inside(one["mid"], found.scales, generator)
+                random_inside(one["mid"], explanation.scales, generator)
                 if group.startswith("fine")
-                else random_mask(one[group], found.scales, generator)
+                else random_mask(one[group], explanation.scales, generator)
                 for one in named
             ]
-            left = model(torch.where(torch.stack(masks)[:, None], model.normalize.mean, found.images))
-            falls.append((found.scores - left)[range(2), labels])
+            left = model(torch.where(torch.stack(masks)[:, None], model.normalize.mean, explanation.images))
+            falls.append((explanation.scores - left)[range(2), labels])
         torch.testing.assert_close(values[:, 1], sum(falls) / 8, rtol=1e-3, atol=1e-6)
 
 
 def test_random_fine_patches_lie_in_the_same_middle_patches():
-    """Else they would be compared with ones from where nothing is to be seen."""
+    """Otherwise they would be compared with patches of the background."""
     torch.manual_seed(0)
-    found = mspcaps.explain(mspcaps.create_model("mspcaps_t", num_classes=3).eval(), torch.rand(1, 3, 32, 32))
-    groups = named_patches(found.parts(), found.tree(), 3)
-    around, seen = named_mask(groups["mid"], found.scales), torch.zeros(32, 32, dtype=torch.bool)
+    explanation = mspcaps.explain(mspcaps.create_model("mspcaps_t", num_classes=3).eval(), torch.rand(1, 3, 32, 32))
+    groups = named_patches(explanation.parts(), explanation.tree(), 3)
+    around, seen = named_mask(groups["mid"], explanation.scales), torch.zeros(32, 32, dtype=torch.bool)
     for seed in range(30):
-        mask = random_inside(groups["mid"], found.scales, torch.Generator().manual_seed(seed))
+        mask = random_inside(groups["mid"], explanation.scales, torch.Generator().manual_seed(seed))
         assert int(mask.sum()) == 3 * 16 and not (mask & ~around).any()
         seen |= mask
     assert torch.equal(seen, around)
-    (centre,) = max(found.tree().children, key=lambda node: node.contribution).children
+    (centre,) = max(explanation.tree().children, key=lambda node: node.contribution).children
     agreeing = {node.index: node.children[0].index for node in centre.children}
     assert [node.index for node in groups["fine_agrees"]] == [agreeing[node.index] for node in groups["mid"]]
 
@@ -235,8 +235,8 @@ def test_candidates_are_shown_beside_the_measurement(tmp_path):
         "settings": [{"cell": 4, "fill": "mean", "candidates": {"one": {"title": "a way", **row}}}],
     }  # fmt: skip
     write_json(tmp_path / "explanation" / "candidates-m-toy.json", entry)
-    shown = faithfulness_block(tmp_path)
-    assert "| a way | 0.250 (−0.125 ± 0.010) | 0.250 (−0.125 ± 0.010) |" in shown
+    block = faithfulness_block(tmp_path)
+    assert "| a way | 0.250 (−0.125 ± 0.010) | 0.250 (−0.125 ± 0.010) |" in block
 
 
 def test_the_page_has_its_figures_from_files_only(tmp_path):
@@ -274,17 +274,18 @@ def test_the_maps_are_what_their_names_say():
     """Three channels, whose slopes have different signs: their order with the absolute value matters."""
     torch.manual_seed(0)
     model = mspcaps.create_model("mspcaps_t_scale16", num_classes=3, img_size=16, mean=(0.4, 0.5, 0.6)).eval()
-    found = mspcaps.explain(model, torch.rand(2, 3, 16, 16))
-    labels = found.ranking[:, 0]
-    maps = maps_of(model, found, labels)
+    explanation = mspcaps.explain(model, torch.rand(2, 3, 16, 16))
+    labels = explanation.ranking[:, 0]
+    maps = maps_of(model, explanation, labels)
     for i in range(2):
-        x = found.images[i : i + 1].clone().requires_grad_()
+        x = explanation.images[i : i + 1].clone().requires_grad_()
         model(x)[0, labels[i]].backward()
         slope, mean = x.grad[0], torch.tensor([0.4, 0.5, 0.6])
         torch.testing.assert_close(maps["gradient"][i], sum(slope[c].abs() for c in range(3)))
-        products = sum((found.images[i, c] - mean[c]) * slope[c] for c in range(3))
+        products = sum((explanation.images[i, c] - mean[c]) * slope[c] for c in range(3))
         torch.testing.assert_close(maps["input_gradient"][i], products.abs())
-        torch.testing.assert_close(maps["part_whole_second"][i], found.heat_map(int(found.ranking[i, 1]))[i])
+        second = int(explanation.ranking[i, 1])
+        torch.testing.assert_close(maps["part_whole_second"][i], explanation.heat_map(second)[i])
 
 
 def test_every_batch_has_random_orders_of_its_own():

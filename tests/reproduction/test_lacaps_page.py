@@ -39,15 +39,15 @@ def test_runs_health_and_trials(results: Path):
         name: {"capsules": 16, "entropy": [e], "top": [0.1], "starved": [0.0], "swapped": {"fine": [lost]}}
         for name, e, lost in (("routing.0", 0.9, 12.5), ("routing.1", 0.8, 40.0))
     }
-    made = entry("own/cifar10/lacaps_t", [94.25])
-    made["curve"]["health"] = {
+    run = entry("own/cifar10/lacaps_t", [94.25])
+    run["curve"]["health"] = {
         name: {
-            "capsules": 16, "swapped": {"fine": found["swapped"]["fine"] * made["epochs"]},
-            **{key: found[key] * made["epochs"] for key in ("entropy", "top", "starved")},
+            "capsules": 16, "swapped": {"fine": curves["swapped"]["fine"] * run["epochs"]},
+            **{key: curves[key] * run["epochs"] for key in ("entropy", "top", "starved")},
         }
-        for name, found in health.items()
+        for name, curves in health.items()
     }  # fmt: skip
-    enter(results, made)
+    enter(results, run)
     for lr, reached in ((6e-3, 91.0), (3e-3, 92.5)):
         trial = entry("own/cifar10/lacaps_t", [reached])
         trial["recipe"] |= {"name": f"own+held_out=5000+lr={lr}", "held_out": 5000, "lr": lr}
@@ -55,8 +55,8 @@ def test_runs_health_and_trials(results: Path):
     text = block(results)
     row = next(line for line in text.splitlines() if line.startswith("| LaCaps-T |"))
     assert "94.25 (n = 1)" in row and row.endswith("| 0.80 | 12.5 |")
-    tried = [line for line in text.splitlines() if line.startswith("| `own/cifar10/lacaps_t`")]
-    assert ["lr 0.003" in line and "92.50" in line for line in tried] == [True, False] and "91.00" in tried[1]
+    trials = [line for line in text.splitlines() if line.startswith("| `own/cifar10/lacaps_t`")]
+    assert ["lr 0.003" in line and "92.50" in line for line in trials] == [True, False] and "91.00" in trials[1]
 
 
 def test_cost_per_pixel(results: Path):
@@ -65,12 +65,12 @@ def test_cost_per_pixel(results: Path):
          "relative_time": cost, "relative_memory": 1.0}
         for side, cost in ((64, 1.0), (512, 1.25))
     ]  # fmt: skip
-    found = {
+    result = {
         "what": "pixels", "model": "lacaps_t", "quick": False, "batch_size": 2, "sizes": sizes, "refused": {},
         "environment": {"device": "a GPU", "busy": False, "load_before": 0.0, "software": {"torch": "2.13.0"}},
     }  # fmt: skip
     (results / "bench").mkdir()
-    (results / "bench" / "pixels.json").write_text(json.dumps(found))
+    (results / "bench" / "pixels.json").write_text(json.dumps(result))
     assert "| `lacaps_t` | a GPU | 512 | 12.5 | 1.25 x | 500 | 1.00 x |" in block(results)
     chart = values_of(results)["pixel_chart"]
     assert chart.count("<polyline") == 2 and "64: 1.00; 512: 1.25" in chart

@@ -54,13 +54,13 @@ def test_changed_images(ledger: Path, tmp_path: Path) -> None:
         write_shifts(ledger, changed(seed, "mspcaps_t", ours))
         write_shifts(ledger, changed(seed, "mspcaps_t_linear", other))
     write_shifts(ledger, changed(7, "mspcaps_t", 10.0, part=True))
-    (found,) = read_shifted(ledger)
-    assert list(found.networks) == [("mspcaps_t", "paper"), ("mspcaps_t_linear", "paper")]
-    (pair,) = found.pairs().values()
-    (lost,) = found.pairs(lost=True).values()
+    (shifted,) = read_shifted(ledger)
+    assert list(shifted.networks) == [("mspcaps_t", "paper"), ("mspcaps_t_linear", "paper")]
+    (pair,) = shifted.pairs().values()
+    (lost,) = shifted.pairs(lost=True).values()
     assert pair.n == 3 and pair.difference.gap == pytest.approx((2 + 3 + 1.5) / 3)
     assert lost.difference.gap == pytest.approx(-pair.difference.gap), "both are equally good on unchanged images"
-    assert found.values("mspcaps_t", "paper") == pytest.approx({0: 60.3, 1: 62.3, 2: 61.3})
+    assert shifted.values("mspcaps_t", "paper") == pytest.approx({0: 60.3, 1: 62.3, 2: 61.3})
     page = render("shifts.md.j2", pose_values(read_report(ledger), ledger))
     assert pair.cell.split()[0] in page and "(robustness/shifts-cifar10.svg)" in page
     (path,) = pose_charts(ledger, tmp_path / "docs")

@@ -9,7 +9,7 @@ import numpy as np
 
 from mspcaps.evaluation.robustness import Caution, Curve, Point, Robustness, result_path, write_robustness
 from reproduction.pages import render
-from reproduction.robustness import read_attacks, values_of
+from reproduction.robustness import Stability, read_attacks, values_of
 from reproduction.studies import __path__ as folders
 from reproduction.studies import attacks
 
@@ -23,11 +23,11 @@ def points(*accuracies: float, eps: tuple[float, ...] = (0.01, 0.02, 0.03, 0.1))
 
 def stored(folder: Path, model: str, *curves: Curve, n: int = N) -> None:
     curves = tuple(replace(c, points=tuple(Point(p.eps, p.survived[:n]) for p in c.points)) for c in curves)
-    found = Robustness(
+    result = Robustness(
         model, f"{model}.cifar10", "0" * 64, "cifar10", 0, np.arange(N)[:n] < 0.9 * N, curves,
         (Caution("eps 0", "The model answers at random."),), {"device": "a machine"},
     )  # fmt: skip
-    write_robustness(result_path(folder, found, None if n == N else n), found)
+    write_robustness(result_path(folder, result, None if n == N else n), result)
 
 
 def block(folder: Path) -> str:
@@ -49,7 +49,7 @@ def test_one_model_alone(tmp_path):
     assert values["suite_table"] == ""
 
 
-def test_what_is_told_of_all(tmp_path):
+def test_all_three_models(tmp_path):
     for model, (flat, true) in {"mspcaps_l": (80, 5), "mspcaps_t": (40, 0), "capsnet": (50, 1)}.items():
         stored(
             tmp_path, model,
@@ -61,9 +61,9 @@ def test_what_is_told_of_all(tmp_path):
     text, values = block(tmp_path), values_of(tmp_path)
     assert values["figure"].count("<polyline") == 6 and values["missing"] == []
     assert "| MSPCaps-L | BIM-10 | strongest objective | 0.0 % | 5.00 | 20.00 | 5.00 |" in text
-    found = values["stability"]
-    assert (found.n, found.margin, found.strongest, found.zero_gradients) == (N, 80, 5, 50) and not found.confirmed
-    assert replace(found, strongest=40.0).confirmed and "80.00 % of 10,000 images" in text
+    stability = values["stability"]
+    assert stability == Stability(n=N, margin=80, strongest=5, zero_gradients=50) and not stability.confirmed
+    assert replace(stability, strongest=40.0).confirmed and "80.00 % of 10,000 images" in text
     second, third = values["sentences"]
     assert "40.00 %" in second and "50.00 %" in second and "1.00 %" in third
     assert text.count("The model answers at random.") == 3 and "a machine" in text
@@ -83,32 +83,32 @@ def test_strong_attacks(tmp_path):
     assert "| MSPCaps-T | 10,000 | APGD, cross-entropy, 100 steps | 90.00 | 60.00 | 40.00 | 20.00 | 10.00 |" in table
     assert "| MSPCaps-T | 10,000 | Square, 1000 steps | 90.00 | 50.00 | 50.00 | – | – |" in table
     assert "| MSPCaps-T | 10,000 | **all of them** | 90.00 | 10.00 | 0.00 | 20.00 | 10.00 |" in table
-    assert len(table) == 5 and [found.n for found in read_attacks(tmp_path)] == [N]
+    assert len(table) == 5 and [entry.n for entry in read_attacks(tmp_path)] == [N]
 
 
 def test_the_study_attacks_what_is_missing(tmp_path):
     """The paper's figure first; capsule objectives not for ResNets; what is stored is not measured again."""
     models = {"mspcaps_t": "", "capsnet": "", "resnet20": ""}
-    wanted = attacks.pieces(models)
-    figure = [piece for piece in wanted if piece[2] == attacks.GRID]
-    assert wanted[: len(figure)] == figure and {model for model, *_ in figure} == {"mspcaps_t", "capsnet"}
-    assert {text for model, text, _ in wanted if model == "resnet20"} == {
+    pieces = attacks.pieces(models)
+    figure = [piece for piece in pieces if piece[2] == attacks.GRID]
+    assert pieces[: len(figure)] == figure and {model for model, *_ in figure} == {"mspcaps_t", "capsnet"}
+    assert {text for model, text, _ in pieces if model == "resnet20"} == {
         "apgd-100", "square-1000", "apgd-100:targeted_dlr"
     }  # fmt: skip
-    assert {eps for _, text, budgets in wanted if text == "apgd-100" for eps in budgets} == {*attacks.BUDGETS}
+    assert {eps for _, text, budgets in pieces if text == "apgd-100" for eps in budgets} == {*attacks.BUDGETS}
     stored(tmp_path, "mspcaps_t", Curve("bim", "margin", 10, 1, 0.25, points(60, 50, eps=(0.01, 0.02))))
-    (known,) = read_attacks(tmp_path)
-    assert attacks.is_done(known, "bim-10:margin", (0.01, 0.02))
-    assert not attacks.is_done(known, "bim-10:margin", (0.01, 0.03)) and not attacks.is_done(None, "fgsm", (0.01,))
-    assert not attacks.is_done(known, "bim-20:margin", (0.01,)) and not attacks.is_done(known, "bim-10:cw", (0.01,))
+    (entry,) = read_attacks(tmp_path)
+    assert attacks.is_done(entry, "bim-10:margin", (0.01, 0.02))
+    assert not attacks.is_done(entry, "bim-10:margin", (0.01, 0.03)) and not attacks.is_done(None, "fgsm", (0.01,))
+    assert not attacks.is_done(entry, "bim-20:margin", (0.01,)) and not attacks.is_done(entry, "bim-10:cw", (0.01,))
 
 
 def test_pieces_of_earlier_weights_are_made_again(tmp_path: Path) -> None:
     stored(tmp_path, "mspcaps_t", Curve("fgsm", "margin", 1, 1, 0.0, points(60, eps=(0.01,))))
     (path,) = tmp_path.glob("robustness/*.json")
-    (known,) = read_attacks(tmp_path)
-    found = attacks.read_stored(path, known.weights_sha256)
-    assert attacks.is_done(found, "fgsm:margin", (0.01,))
+    (entry,) = read_attacks(tmp_path)
+    known = attacks.read_stored(path, entry.weights_sha256)
+    assert attacks.is_done(known, "fgsm:margin", (0.01,))
     assert attacks.read_stored(path, "1" * 64) is None and attacks.read_stored(tmp_path / "none.json", "") is None
 
 

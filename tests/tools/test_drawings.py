@@ -1,4 +1,4 @@
-"""The drawings of docs/ that a script makes: they are what it would draw today, and their numbers are the routing's."""
+"""The generated drawings of docs/: they are up to date, and their numbers are those of the routing."""
 
 import base64
 import io
@@ -46,8 +46,8 @@ def test_the_routing_has_the_drawn_numbers() -> None:
     svg = stored("cross_agreement")
 
     def shown(kind: str) -> list[float]:
-        found = re.findall(rf'<text class="{kind}"[^>]*>([^<]*)<', svg)
-        return [float(words.replace("−", "-")) for words in found]
+        values = re.findall(rf'<text class="{kind}"[^>]*>([^<]*)<', svg)
+        return [float(words.replace("−", "-")) for words in values]
 
     model: Any = mspcaps.create_model("mspcaps_t", num_classes=10, in_chans=1, pretrained="fashionmnist").eval()
     image, k = mspcaps.load_dataset("fashionmnist_sample", "test").images[drawings.IMAGE][None] / 255, drawings.PLACE
@@ -58,12 +58,12 @@ def test_the_routing_has_the_drawn_numbers() -> None:
 
     def agreements(k: int, j: int) -> list[float]:
         """A plain loop: the r x r fine capsules under place k, one after the other."""
-        coarse, found = u2[0, k] @ routing.w2[k, :, j], []
+        coarse, values = u2[0, k] @ routing.w2[k, :, j], []
         for row in range(k // columns * r, k // columns * r + r):
             for column in range(k % columns * r, k % columns * r + r):
                 fine = u1[0, row * routing.fine[1] + column] @ routing.w2[k, :, j]
-                found.append(float(fine @ coarse) / len(coarse) ** 0.5)
-        return found
+                values.append(float(fine @ coarse) / len(coarse) ** 0.5)
+        return values
 
     here = [agreements(k, j) for j in drawings.PARENTS]
     assert shown("agreement") == pytest.approx([value for one in here for value in one], abs=0.06)

@@ -1,4 +1,4 @@
-"""What docs/ quotes from the program: fields and help are those of today."""
+"""Excerpts in docs/: the help fits its block, and what no longer exists cannot be quoted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The embedded sample: what is chosen, how it is packed, and that it is made from the real data."""
+"""The embedded sample: the choice of images, the packing, and that it comes from the real data."""
 
 from pathlib import Path
 

@@ -18,15 +18,15 @@ from mspcaps.training import Recipe, ledger, load_recipe, train
 from mspcaps.training.recipe import Adversary
 from tools import ship
 
-pytestmark = pytest.mark.slow  # what they share takes seconds to set up
+pytestmark = pytest.mark.slow  # the shared fixture takes seconds
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """weights, ledger entry and test images of a minute model.
+    """Weights, ledger entry and test images of a tiny model.
 
-    Its weights are rounded to what half precision holds: on 1,000 images one that flips would cost 0.1 points, and
-    whether one does depends on the CPU.
+    Its weights are rounded to half precision: of 1,000 images, one that flips would cost 0.1 points, and whether one
+    does depends on the CPU.
     """
     place = tmp_path_factory.mktemp("ship")
     recipe = Recipe(
@@ -41,9 +41,9 @@ def run(tmp_path_factory):
         for parameter in model.parameters():
             parameter.copy_(parameter.half())
     save_weights(source, model, **model.metadata)
-    known = json.loads(entry.read_text()) | {"weights_sha256": sha256_of(source)}
-    known["accuracy"]["last"] = evaluate(model, data).accuracy
-    entry.write_text(json.dumps(known))
+    stored = json.loads(entry.read_text()) | {"weights_sha256": sha256_of(source)}
+    stored["accuracy"]["last"] = evaluate(model, data).accuracy
+    entry.write_text(json.dumps(stored))
     return source, entry, data
 
 
@@ -56,8 +56,8 @@ def test_the_card_is_measured_from_the_very_file(run, tmp_path, monkeypatch):
     assert weights.read_card(card.name) == card
     assert weights.pretrained_path(card.model, card.dataset) == path
     model = load_model(path)
-    found = evaluate(model, data)
-    assert card.accuracy == pytest.approx(found.accuracy)
+    evaluation = evaluate(model, data)
+    assert card.accuracy == pytest.approx(evaluation.accuracy)
     assert card.probe == evaluate(model, ship.probe(data)).predictions.tolist()
     assert card.reference == pytest.approx(evaluate(load_model(source), data).accuracy)
     assert card.test_images == 1000
@@ -142,7 +142,7 @@ def test_data_of_ones_own_is_refused(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "original", "refusal"),
+    ("accuracy", "original", "refusal"),
     [
         (90.3, True, None),  # it may be better by chance
         (89.96, True, None),
@@ -152,13 +152,13 @@ def test_data_of_ones_own_is_refused(run, tmp_path):
         (89.79, False, "they are from another run"),
     ],
 )
-def test_half_precision_may_gain_but_not_cost_and_a_copy_must_be_of_the_run(found, original, refusal, tmp_path):
+def test_half_precision_may_gain_but_not_cost_and_a_copy_must_be_of_the_run(accuracy, original, refusal, tmp_path):
     with pytest.raises(MspcapsError, match=refusal) if refusal else contextlib.nullcontext():
-        ship.check_cost(found, 90.0, "the same in fp32", original, tmp_path / "entry.json")
+        ship.check_cost(accuracy, 90.0, "the same in fp32", original, tmp_path / "entry.json")
 
 
 def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
-    """The first seed of each; large, untrained and missing ones are told."""
+    """The first seed of each; large, untrained and missing ones are reported."""
     runs, results, asked = tmp_path / "runs", tmp_path / "results", []
     for model in ("capsnet", "idp_capsnet", "orthcaps_s"):
         for seed in (1, 0):
@@ -179,11 +179,11 @@ def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
         return weights.Card(**dict.fromkeys(weights.Card.__dataclass_fields__) | known)
 
     monkeypatch.setattr(ship, "ship", shipped)
-    told = dict(ship.ship_families(runs, results, None))
+    outcomes = dict(ship.ship_families(runs, results, None))
     assert asked == ["idp_capsnet/paper-seed0", "orthcaps_d/paper+epochs=45-seed0"]
-    assert "80.00 %" in told["idp_capsnet"] and "1.00 points" in told["orthcaps_d"]
-    assert "MB" in told["capsnet"] and told["da_capsnet"] == "not trained yet"
-    assert "last.safetensors" in told["orthcaps_s"] and len(told) == 14
+    assert "80.00 %" in outcomes["idp_capsnet"] and "1.00 points" in outcomes["orthcaps_d"]
+    assert "MB" in outcomes["capsnet"] and outcomes["da_capsnet"] == "not trained yet"
+    assert "last.safetensors" in outcomes["orthcaps_s"] and len(outcomes) == 14
 
 
 @pytest.mark.parametrize(
@@ -199,5 +199,5 @@ def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
     ],
 )
 def test_weights_of_every_kind_of_recipe_have_names_of_their_own(recipe: str, name: str) -> None:
-    made = load_recipe(recipe)
-    assert weights.shipped_name(made.model, made.dataset, made.to_dict()) == name
+    loaded = load_recipe(recipe)
+    assert weights.shipped_name(loaded.model, loaded.dataset, loaded.to_dict()) == name
