@@ -15,6 +15,7 @@ import torch
 import mspcaps
 from mspcaps.evaluation.attacks import METHODS, OBJECTIVES
 from mspcaps.evaluation.attacks.diagnostics import LARGE
+from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
 from mspcaps.models import registry, summarize
 from mspcaps.training import Recipe, load_recipe, train, trainer
 from mspcaps.training.ledger import find_run
@@ -178,6 +179,12 @@ def test_the_code_about_explanations_runs() -> None:
     presence, heat, parts, couplings, tree = (eval(line, names) for line in lines)
     assert (presence.shape, heat.shape, couplings.shape) == ((2, 10), (2, 32, 32), (4, 2, 10))
     assert parts and len(tree.children) == 4, "a coarse patch each"
+
+
+def test_the_rule_of_routing_health_is_that_of_the_code() -> None:
+    section = page("explain.md").partition("## Routing health")[2].partition("\n## ")[0]
+    rule = section.partition("collapsed if")[2].partition(". ")[0]
+    assert [float(number) for number in re.findall(r"[\d.]*\d", rule)] == [LEAST_ENTROPY, MOST_TOP]
 
 
 def test_the_attacks_and_objectives_that_the_page_names() -> None:
