@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mspcaps.report.runs import Spread
+from reproduction.study_tables import NONE
 
 CONFIDENCE = 0.95
 
@@ -61,7 +62,7 @@ class Difference:
     @property
     def cell(self) -> str:
         """The interval as tables print it: in brackets if one side has the other's spread."""
-        return f"({self.interval})" if self.borrowed else self.interval or "–"
+        return f"({self.interval})" if self.borrowed else self.interval or NONE
 
     def __neg__(self) -> "Difference":
         return replace(self, gap=-self.gap)
