@@ -172,6 +172,11 @@ def opening(results: Path) -> dict:
     return values_of(read_report(ROOT / "results"), ROOT / "results") | {"baselines": baselines_of(results)}
 
 
+def test_without_a_benchmark_of_a_gpu_the_readme_claims_no_speed(results):
+    assert "docs/speed.md" in render("readme_opening.md.j2", opening(results))
+    assert "docs/speed.md" not in render("readme_opening.md.j2", opening(results) | {"fastest": []})
+
+
 def test_nothing_we_publish_claims_it_too_early():
     complete = Baselines(read_report(ROOT / "results")).complete
     for path in (ROOT / "README.md", ROOT / "pyproject.toml", *(ROOT / "docs").glob("*.md")):
