@@ -136,7 +136,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "t": row_of_t(report), "sharing_gap": next(p.difference for p in pairs if p.claim.table == SHARING),
         "t_rows": t_rows(report), "seeds": seeds_of(report.compared), "verdicts": verdicts(before, compared),
         "repeats": claims.repeat_differences(report.compared),
-        "later": claims.later_seeds(report.compared),
+        "later": claims.later_seeds(report.compared), "later_table": later_table,
         "benchmarks": [  # the cost per pixel is in docs/lacaps.md
             (result, *bench_tables.result_tables(result)) for result in benchmarks if result["what"] != "pixels"
         ],
@@ -299,6 +299,11 @@ def comparison_table(pairs: Sequence[claims.Comparison]) -> str:
         ours = (signed(difference.gap), difference.cell) if difference else (NONE, NONE)
         rows.append((pair.words, paper_gap, *ours, pair.verdict))
     return markdown_table(("comparison", "paper", "here", "95 % CI", "verdict"), rows, (1, 2, 3))
+
+
+def later_table(later: Sequence[tuple[str, Spread, Spread, Difference]]) -> str:
+    rows = [(f"`{model}`", with_n(a), with_n(b), signed(d.gap), d.cell) for model, a, b, d in later]
+    return markdown_table(("model", "first three seeds", "later seeds", "difference", "95 % CI"), rows, range(1, 5))
 
 
 def repeats_table(report: Report) -> str:
