@@ -12,7 +12,7 @@ from mspcaps.report.runs import Group, settings
 from mspcaps.training.recipe import list_recipes
 from reproduction import paper
 from reproduction.paper import PaperTable
-from reproduction.study_tables import NONE, markdown_table
+from reproduction.study_tables import NONE, drop_empty, markdown_table
 from reproduction.tables import Report, changes, cost_of, data_title, gap_to, recipe_settings
 from reproduction.tradeoff import Mark, tradeoff_chart
 
@@ -236,9 +236,8 @@ def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
         trained = (f"{baselines.gpu_seconds(row):,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
         cells = speed_cells(speed) if speed else (NONE,) * 4
         lines.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
-    columns = [i for i in range(len(heads)) if any(line[i] != NONE for line in lines)]  # drop columns of dashes
-    cut = [[line[i] for i in columns] for line in (heads, *lines)]
-    return markdown_table(cut[0], cut[1:], range(1, len(columns)))
+    columns, rest = drop_empty(heads, lines)
+    return markdown_table(columns, rest, range(1, len(columns)))
 
 
 def speed_cells(family: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
     NONE,
     candidates_table,
+    drop_empty,
     figures,
     int8_table,
     judge,
@@ -261,12 +262,11 @@ def table_of(table: Table) -> str:
         anchor = next(claim.anchor for claim in claims.CLAIMS if claim.table == source.number)
         words = "what else differs between the rows, and our verdict" if source.note else "our verdict"
         notes = [f"The paper concludes: {source.claim} ([{words}](ablations.md#{anchor}))."]
-    heads, first = (*table.heads, *HEADS), len(table.heads)
-    rows = [(*row.setting, *cells(row)) for row in table.rows]
-    columns = [i for i in range(len(heads)) if i < first or source or any(row[i] != NONE for row in rows)]
-    right = [place for place, i in enumerate(columns) if first <= i < first + 5]
-    body = markdown_table([heads[i] for i in columns], [[row[i] for i in columns] for row in rows], right)
-    return "\n\n".join([title, *notes, body])
+    heads, rows = [*table.heads, *HEADS], [[*row.setting, *cells(row)] for row in table.rows]
+    if not source:
+        heads, rows = drop_empty(heads, rows)
+    right = [i for i, head in enumerate(heads) if head in HEADS and head not in ("training", "command")]
+    return "\n\n".join([title, *notes, markdown_table(heads, rows, right)])
 
 
 def trial_table(trials: Sequence[Trial]) -> str:

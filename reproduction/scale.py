@@ -11,6 +11,7 @@ from mspcaps.files import format_bytes, format_duration
 from mspcaps.models import create_model, summarize
 from mspcaps.training.distributed import BatchNorm
 from reproduction import paper
+from reproduction.study_tables import NONE, drop_empty
 
 GPUS = (1, 8, 64)
 FP32 = 4  # bytes of a number in the message
@@ -77,7 +78,7 @@ def scale_rows(results: Sequence[Mapping[str, Any]], links: Mapping[str, Any]) -
             rows.append((
                 one.model, f"{gpus}", f"{gpus * one.batch:,}", f"{1e6 * one.message:.0f} µs",
                 f"{1000 * (one.step + one.message):.2f}", f"{significant(one.rate):,.0f}",
-                f"{100 * one.efficiency:.0f} %", f"{significant(together):,.0f} images/s" if together else "–",
+                f"{100 * one.efficiency:.0f} %", f"{significant(together):,.0f} images/s" if together else NONE,
             ))  # fmt: skip
     return rows
 
@@ -107,7 +108,7 @@ def scale_values(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     links = paper.read_toml("scale.toml")
     return {
         "scale_device": results[0]["environment"]["device"] if results else None, "links": links,
-        "scale_table": (HEADS, scale_rows(results, links)),
+        "scale_table": drop_empty(HEADS, scale_rows(results, links)),
         "imagenet_table": (IMAGENET_HEADS, imagenet_rows(results, links)),
         "groups": [(result["model"], result["group"]) for result in results if "group" in result],
     }  # fmt: skip

@@ -45,6 +45,12 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: I
     return "\n".join(grid(heads, rows, right=right))
 
 
+def drop_empty(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows without the columns whose cells are all empty."""
+    columns = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
+    return [heads[i] for i in columns], [[row[i] for i in columns] for row in rows]
+
+
 def with_n(value: Spread) -> str:
     """88.40 ± 0.26 (n = 3)"""
     return f"{value} (n = {value.n})"
