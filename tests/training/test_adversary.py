@@ -205,7 +205,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tiny_npz: Path, tmp_path: Path) -
 def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, validation=20, adversary=Adversary(eps=16.0))
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
-    validator = trainer.attacked
+    validator = trainer.robust_evaluator
     assert isinstance(validator, RobustEvaluator)
     assert [len(images) for images, _ in validator.batches] == [16, 16], "the last batch is filled up"
     data, right = validator.data, 0

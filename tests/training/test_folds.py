@@ -106,7 +106,7 @@ def test_a_sweep_of_folds_and_a_grid(tiny_npz: Path, tmp_path: Path) -> None:
         ("grid = {lr = 0.1}", "grid must be a table of lists"),
         ("grid = {lr = []}", "grid must be a table of lists"),
         ("grid = {rate = [0.1]}", "'rate'"),
-        ("lr = 0.1\ngrid = {lr = [0.2]}", "lr is in the grid and beside it"),
+        ("lr = 0.1\ngrid = {lr = [0.2]}", "lr is both in the grid and beside it"),
         ("grid = {seed = [1, 2]}", "seed cannot be in a grid"),
         ('grid = {model = ["mspcaps_t", "mspcaps_z"]}', "mspcaps_z"),
         ("folds = 1", "folds must be a whole number of at least 2, not 1"),

@@ -23,7 +23,7 @@ from mspcaps.progress import Progress
 from mspcaps.training import Recipe, sweep
 from mspcaps.training.cluster import RayCluster
 from mspcaps.training.job import Job, WorkerLost
-from mspcaps.training.workers import Seat, WorkerProcess, find_seats
+from mspcaps.training.workers import Slot, WorkerProcess, find_slots
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'mspcaps[ray]'")
@@ -79,7 +79,7 @@ def test_a_killed_worker_costs_nothing(way: list[str], alone: dict[str, Any], ti
     write_sweep(tmp_path, tiny_npz, runs=3, epochs=4)
     (tmp_path / "fragile").touch()
     said = finish(tmp_path, *way)
-    assert not (tmp_path / "fragile").exists() and "started again from its checkpoint" in said
+    assert not (tmp_path / "fragile").exists() and "from its checkpoint" in said
     assert "3 done" in said
     assert len(alone) == 3 and entries(tmp_path) == alone
     assert not list(tmp_path.rglob("checkpoint.safetensors"))
@@ -132,22 +132,22 @@ def test_a_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert find_seats(gpu, None) == [Seat("cuda", "0"), Seat("cuda", "1"), Seat("cuda", "2")]
+    assert find_slots(gpu, None) == [Slot("cuda", "0"), Slot("cuda", "1"), Slot("cuda", "2")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert find_seats(gpu, None) == [Seat("cuda", "4"), Seat("cuda", "7")] and find_seats(gpu, 1) == []
+    assert find_slots(gpu, None) == [Slot("cuda", "4"), Slot("cuda", "7")] and find_slots(gpu, 1) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,2,-1,5")  # CUDA stops at what is no GPU
-    assert [seat.gpu for seat in find_seats(gpu, None)] == ["4", "7", "2"]
+    assert [slot.gpu for slot in find_slots(gpu, None)] == ["4", "7", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert find_seats(cpu, None) == [] and len(find_seats(cpu, 3)) == 3
+    assert find_slots(cpu, None) == [] and len(find_slots(cpu, 3)) == 3
     for device, count in ((gpu, 3), (cpu, 0)):
         with pytest.raises(MspcapsError, match=str(count)):
-            find_seats(device, count)
+            find_slots(device, count)
 
 
 class FakeProcess:
     """A worker that ends as soon as `end` is set, and whose pipe closes when it says so."""
 
-    def __init__(self, target: object, args: tuple[Connection, Seat]) -> None:
+    def __init__(self, target: object, args: tuple[Connection, Slot]) -> None:
         self.pipe, self.end, self.exitcode = args[0], threading.Event(), -len(made)
         made.append(self)
 
@@ -176,7 +176,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
 
 def test_a_job_sent_while_a_worker_is_mourned_changes_nothing(workers: list[FakeProcess], tiny_npz: Path) -> None:
     """The lost one is waited for, and its status is told, not those of the one that the job has started."""
-    place, job = WorkerProcess(Seat("cpu")), tiny_job(tiny_npz)
+    place, job = WorkerProcess(Slot("cpu")), tiny_job(tiny_npz)
     lost = place.submit(job, 1.0)
     workers[0].pipe.close()
     while place.connection is not None:
@@ -199,7 +199,7 @@ def test_progress_that_cannot_be_shown_loses_no_run(
         def update(self, *content: Any, **more: Any) -> None:
             raise error
 
-    future = WorkerProcess(Seat("cpu"), Broken()).submit(tiny_job(tiny_npz), 1.0)
+    future = WorkerProcess(Slot("cpu"), Broken()).submit(tiny_job(tiny_npz), 1.0)
     (worker,) = workers
     worker.pipe.recv()
     worker.pipe.send((None, ("run", 1.0, 2.0, "", "")))
@@ -248,7 +248,7 @@ class FakeRay(types.ModuleType):
 def test_tasks_of_a_sweep_that_fails_save_before_ray_ends(monkeypatch: pytest.MonkeyPatch, tiny_npz: Path) -> None:
     ray = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with pytest.raises(KeyboardInterrupt), sweep.Running([RayCluster("cpu")]) as running:
+    with pytest.raises(KeyboardInterrupt), sweep.RunningJobs([RayCluster("cpu")]) as running:
         running.begin(tiny_job(tiny_npz), running.places[0], 1.0)
         raise KeyboardInterrupt
     assert [name for name, _ in ray.calls] == ["cancel", "wait", "shutdown"] and ray.calls[0][1] is ray.calls[1][1]

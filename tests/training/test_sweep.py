@@ -101,7 +101,7 @@ def test_a_model_that_another_process_cannot_know(tiny_npz: Path, tmp_path: Path
 class Doomed:
     """A place whose worker is always lost."""
 
-    room = 1.0
+    capacity = 1.0
     closed: list[bool]
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def test_a_run_does_not_lose_workers_forever(tiny_npz: Path, tmp_path: Path) -> 
 def test_the_emptiest_place_is_next(tiny_npz: Path, tmp_path: Path) -> None:
     """Runs that could share a GPU have one each while there are enough."""
     places = [Doomed() for _ in range(3)]
-    running = sweep.Running(places)
+    running = sweep.RunningJobs(places)
     work = Job(quick(tiny_npz), tmp_path, tmp_path, deadline=time.time() + 100, module="")
     for share in (0.5, 0.25, 0.5, 0.5, 0.25):
         place = running.place_for(share)

@@ -126,7 +126,8 @@ def test_without_validation_images_the_protocol_is_the_papers(tiny_npz: Path, tm
 def test_an_adversary_may_use_the_sets_own_validation_images(three_npz: Path, tiny_npz: Path, tmp_path: Path) -> None:
     adversary = Adversary(steps=1)
     trainer = Trainer(quick(three_npz, adversary=adversary), CPU, out=tmp_path, results=tmp_path)
-    assert trainer.attacked is not None and len(trainer.attacked.data) == len(trainer.evaluator.data) == 12
+    robust = trainer.robust_evaluator
+    assert robust is not None and len(robust.data) == len(trainer.evaluator.data) == 12
     with pytest.raises(MspcapsError, match="validation is 0"):
         Trainer(quick(tiny_npz, adversary=adversary), CPU, out=tmp_path, results=tmp_path)
 

@@ -1,7 +1,7 @@
-"""A sweep on a cluster: each run is a task of Ray with a share of a GPU, or a core of a CPU.
+"""A sweep on a cluster: each run is a Ray task with a share of a GPU, or a CPU core.
 
-Ray decides on which machine. All of them must see the same `out` and `results`: a run whose machine is lost goes on
-from its checkpoint on another, and its entry is one file of the one ledger.
+Ray chooses the machine. All machines must see the same `out` and `results`: if one is lost, its runs resume from their
+checkpoints on another, and all runs enter the same ledger.
 """
 
 import logging
@@ -21,9 +21,9 @@ from mspcaps.training.ledger import find_run
 
 
 class RayCluster:
-    """The cluster that RAY_ADDRESS names, or that this machine belongs to, or one of this machine alone."""
+    """The cluster that RAY_ADDRESS names, or that this machine belongs to, or a new one on this machine alone."""
 
-    room = math.inf  # Ray queues what does not fit yet
+    capacity = math.inf  # Ray queues tasks that do not fit yet
 
     def __init__(self, device: str | None = None) -> None:
         try:
@@ -36,7 +36,7 @@ class RayCluster:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise MspcapsError(f"cannot join or start a Ray cluster: {first_line(error)}") from error
-        for number, handler in before.items():  # Ray has its own
+        for number, handler in before.items():  # Ray has installed its own
             signal.signal(number, handler)
         resources = ray.cluster_resources()
         gpus = resources.get("GPU", 0)
@@ -70,24 +70,24 @@ class RayCluster:
         return future
 
     def outcome(self, job: Job, answer: Future[Outcome]) -> Outcome:
-        lost = self.ray.exceptions
+        exceptions = self.ray.exceptions
         try:
-            found = answer.result()
-        except lost.TaskCancelledError:
+            outcome = answer.result()
+        except exceptions.TaskCancelledError:
             return Outcome(job.recipe, "left", "the sweep was stopped before it")
-        except lost.RayTaskError as error:  # before the run began
+        except exceptions.RayTaskError as error:  # raised before the run began
             return Outcome(job.recipe, "failed", first_line(error.cause))
-        except lost.RayError as error:
+        except exceptions.RayError as error:
             raise WorkerLost(f"its worker was lost ({type(error).__name__})") from error
-        if found.state == "done" and find_run(job.results, job.recipe) is None:
+        if outcome.state == "done" and find_run(job.results, job.recipe) is None:
             return Outcome(
                 job.recipe, "failed", f"it is done, but this machine does not see its entry in {job.results}: give "
                 "--out and --results folders that all machines share"
             )  # fmt: skip
-        return found
+        return outcome
 
     def stop(self) -> None:
-        """Tasks that have begun take it as Ctrl-C and save their checkpoints."""
+        """Running tasks get a Ctrl-C and save their checkpoints."""
         for ref in list(self.tasks):
             self.ray.cancel(ref)
 
@@ -98,11 +98,11 @@ class RayCluster:
 
 
 def train_in_task(job: Job, device: str, folder: str) -> Outcome:
-    """In a process of Ray's, on whichever machine."""
+    """Train a job in one of Ray's processes, on any machine."""
     stop = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())  # what Ray makes of a task that is cancelled
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())  # Ray cancels a task with this signal
     try:
-        os.chdir(folder)  # recipes and folders may name files beside it
+        os.chdir(folder)  # paths in recipes and modules of models may be relative to it
         return train_job(job, choose_device(device), lambda trainer: None, stop)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""One run of a sweep, wherever it is trained: in this process, in a worker of this machine, in a task of a cluster."""
+"""One run of a sweep, wherever it is trained: in this process, in a worker process, or in a task on a cluster."""
 
 import importlib
 import os
@@ -24,14 +24,14 @@ from mspcaps.training.ledger import Run, device_name, entry_path, find_run, read
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.trainer import SAVE_EVERY, Listener, Trainer
 
-TIME_TO_SAVE = 30.0  # seconds that runs have for their checkpoints once the sweep itself has failed
-FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` tells the gain
+TIME_TO_SAVE = 30.0  # seconds that runs have to save their checkpoints after the sweep itself has failed
+FILLS_A_GPU = 160e6  # multiply-adds per image at batch 128: four T share an H200; `bench train --packed` shows the gain
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """done: entered in the ledger now; known: was there before; stopped: checkpoint kept; left: not begun; failed;
-    lost: with its worker, to be tried again."""
+    """state: done (now in the ledger), known (already there), stopped (its checkpoint is kept), left (not started),
+    failed, or lost (with its worker, to be tried again)."""
 
     recipe: Recipe
     state: str
@@ -44,44 +44,44 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """A run as it travels to whoever trains it."""
+    """A run as it is sent to the process that trains it."""
 
     recipe: Recipe
     out: Path
     results: Path
     deadline: float
-    """By time.time(), which the machines of a cluster agree on."""
+    """By time.time(), which is the same on all machines of a cluster."""
     module: str
-    """Where the model is registered, for a process that does not know it yet."""
-    together: int = 1
-    """Runs that may share the device."""
+    """The module that registers the model, for a process that has not imported it."""
+    side_by_side: int = 1
+    """How many runs may share the device."""
     save_every: float = SAVE_EVERY
 
 
 class WorkerLost(Exception):
-    """A process that trained runs ended without a word; their checkpoints are kept."""
+    """A process that trained runs ended unexpectedly; their checkpoints are kept."""
 
 
 class Place(Protocol):
     """Where jobs are trained."""
 
-    room: float
-    """Of so many devices."""
+    capacity: float
+    """How many devices it has."""
 
     def submit(self, job: Job, share: float) -> "Future[Outcome]":
-        """Train it on a share of a device; the future may raise WorkerLost."""
+        """Train a job on a share of a device; the future may raise WorkerLost."""
 
     def stop(self) -> None:
-        """Runs save their checkpoints and end."""
+        """Let the runs save their checkpoints and end."""
 
     def close(self, at_once: bool) -> None:
-        """No more jobs will come; `at_once`: those that go on have TIME_TO_SAVE."""
+        """Wait for the jobs to end, as no more will come; with `at_once`, for no longer than TIME_TO_SAVE."""
 
 
-class Here:
-    """This process: each run has its own thread and CUDA stream."""
+class ThisProcess:
+    """Jobs trained here: each has its own thread and CUDA stream."""
 
-    room = 1.0
+    capacity = 1.0
 
     def __init__(self, device: torch.device, listener: Listener, stop: Event) -> None:
         self.device, self.listener, self.stopped = device, listener, stop
@@ -94,11 +94,11 @@ class Here:
         self.stopped.set()
 
     def close(self, at_once: bool) -> None:
-        self.pool.shutdown()  # a thread cannot be left behind
+        self.pool.shutdown()  # waits even with `at_once`: a thread cannot be abandoned
 
 
 def share_of_device(recipe: Recipe, device: torch.device) -> float:
-    """How much of the device a run takes: 1 if it fills it."""
+    """The fraction of the device that a run uses: 1 if it fills it."""
     if device.type != "cuda":
         return 1.0
     macs = summarize(recipe.model, img_size=recipe.resolve().img_size or MIN_SIDE).macs
@@ -106,32 +106,32 @@ def share_of_device(recipe: Recipe, device: torch.device) -> float:
 
 
 def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: Path) -> float:
-    """By what finished runs of the same model, data and adversary took on such a device, for the epochs that are still
-    to do; nothing is known before the first."""
-    took, adversary = [0.0], recipe.to_dict()["adversary"]
+    """Estimated time for the epochs that remain, from finished runs of the same model, data and adversary on the same
+    kind of device; 0 if there are none."""
+    per_epoch, adversary = [0.0], recipe.to_dict()["adversary"]
     for path in entry_path(results, recipe).parent.glob("*.json"):
-        with suppress(MspcapsError):  # the report will name what cannot be read
+        with suppress(MspcapsError):  # the report will name an entry that cannot be read
             run = read_run(path)
-            alike = run.device == device_name(device) and run.recipe["adversary"] == adversary
-            took += [run.seconds.per_epoch] if alike else []
+            if run.device == device_name(device) and run.recipe["adversary"] == adversary:
+                per_epoch.append(run.seconds.per_epoch)
     epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
     if checkpoint.is_file():
         epochs -= read_checkpoint(checkpoint, whole=False)[0]["epoch"]
-    return max(took) * epochs
+    return max(per_epoch) * epochs
 
 
-_idle: dict[torch.device, list[torch.cuda.Stream]] = {}  # streams that no run has now
+_idle: dict[torch.device, list[torch.cuda.Stream]] = {}  # streams that no run is using
 
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """A stream that no other run has meanwhile; few are ever made: see `recording_stream`."""
+    """Run on a stream that no other run is using. Streams are reused, so few are ever made: see `capture_stream`."""
     if device.type != "cuda":
         yield
         return
     idle = _idle.setdefault(device, [])
     try:
-        stream = idle.pop()  # not asked for before: another thread may be quicker
+        stream = idle.pop()  # without checking first: another thread might take the last one in between
     except IndexError:
         stream = torch.cuda.Stream(device)
     try:
@@ -142,23 +142,23 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 
 def train_job(job: Job, device: torch.device, listener: Listener, stop: Event) -> Outcome:
-    """A run on a stream of its own. One that fails does not take the others with it."""
+    """Train a run on a stream of its own. If it fails, the others go on."""
     recipe, out, results = job.recipe, job.out, job.results
     try:
         import_model(job)
-        if run := find_run(results, recipe):  # a worker was lost between the entry and this word
+        if run := find_run(results, recipe):  # a worker was lost after it had written the entry
             return Outcome(recipe, "done", describe(run))
         if time.time() + expected_seconds(recipe, device, out, results) > job.deadline:
             return Outcome(recipe, "left", "there was no time left for it")
         with own_stream(device):
             trainer = Trainer(
                 recipe, device, out=out, results=results, save_every=job.save_every, listener=listener,
-                side_by_side=job.together, stop=stop, log=lambda line: None,
+                side_by_side=job.side_by_side, stop=stop, log=lambda line: None,
             )  # fmt: skip
             result = trainer.run(time.monotonic() + job.deadline - time.time())
     except MspcapsError as error:
         return Outcome(recipe, "failed", str(error))
-    except Exception as error:  # a bug, or the device: the others may still come through, and hours are at stake
+    except Exception as error:  # a bug, or the device: the other runs may still succeed, and hours are at stake
         traceback.print_exc()
         return Outcome(recipe, "failed", f"{type(error).__name__}: {error}".partition("\n")[0])
     if result is None:
@@ -167,7 +167,7 @@ def train_job(job: Job, device: torch.device, listener: Listener, stop: Event) -
 
 
 def import_model(job: Job) -> None:
-    """In a process that has just begun: the module that registered the model, from the working directory too."""
+    """In a new process, import the module that registers the model; it may lie in the working directory."""
     if job.recipe.model in registered_models():
         return
     if job.module == "__main__":

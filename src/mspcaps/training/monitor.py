@@ -37,7 +37,7 @@ class ShowProgress:
 
     def __call__(self, trainer: "Trainer") -> None:
         run, recipe, steps = str(trainer.folder), trainer.recipe, trainer.loader.steps
-        if not trainer.world.is_main or not (trainer.ended or self.progress.due(run)):
+        if not trainer.world.is_main or not (trainer.finished or self.progress.due(run)):
             return  # reading the loss makes a GPU wait, so it is not read more often than it is shown
         between = trainer.steps_done == 0 and bool(trainer.history)
         loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
@@ -50,7 +50,7 @@ class ShowProgress:
         name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
         label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
-        whole = done if trainer.ended else recipe.epochs * steps * recipe.batch_size
+        whole = done if trainer.finished else recipe.epochs * steps * recipe.batch_size
         self.progress.update(run, done, whole, "  ".join(detail), label)
 
 

@@ -1,8 +1,8 @@
 """One training step in three engines with one meaning: eager, compile, cudagraph.
 
-A step is: take the next row of the epoch, gather and augment the images on the device, forward, backward, optimizer.
-Everything it reads that changes (position in the epoch, learning rate, dropout keys) is a tensor on the device, so that
-a CUDA graph replays without the CPU.
+A step takes the next row of the epoch, gathers and augments its images on the device, and runs forward, backward and
+optimizer. Whatever changes between steps (position in the epoch, learning rate, dropout keys) is a tensor on the
+device, so a CUDA graph replays without the CPU.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,11 @@ TORCH_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaD
 def make_step(
     model: Model, loader: Loader, recipe: Recipe, engine: Engine, world: World | None = None, fused: bool = True
 ) -> "Step":
-    """The model laid out for its device, its optimizer, its step; `fused`: with our kernels where there are any. The
-    benchmark times what this makes."""
+    """Lay out the model for its device, build its optimizer and step; `fused`: with our kernels where we have any."""
     for name, module in model.named_modules():
         if isinstance(module, TORCH_DROPOUT):
             raise MspcapsError(
-                f"{name} is a {type(module).__name__} of PyTorch, whose masks no resumed run would see again: use "
+                f"{name} is a {type(module).__name__} of PyTorch, whose masks a resumed run cannot reproduce: use "
                 "mspcaps.models.layers.Dropout"
             )
     check_soft_targets(recipe, model, loader)
@@ -47,7 +46,7 @@ def make_step(
 
 
 class Step:
-    """Takes steps on the loader's batches; `loss_sum` adds up the losses since it was last set to zero."""
+    """Trains on the loader's batches; `loss_sum` is the sum of the losses since it was last zeroed."""
 
     def __init__(
         self, model: Model, loader: Loader, optimizer: FlatOptimizer, engine: Engine, autocast: torch.dtype | None,
@@ -80,7 +79,7 @@ class Step:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def gradients(self) -> tuple[Tensor, list[Tensor]]:
-        """-> loss of this process's share of the batch, flat gradients of the whole batch."""
+        """-> the loss on this process's share of the batch, the flat gradients of the whole batch."""
         if len(self.keys):
             self.keys.copy_(self.dropout_keys(self.loader.epoch_key, self.loader.step_number, len(self.keys)))
         with in_precision(self.device, self.autocast):
@@ -89,7 +88,7 @@ class Step:
         return loss, self.world.average(gradients, self.join_shares)
 
     def eager_step(self) -> None:
-        """One step in Python: what the graph records."""
+        """One step, run from Python; a graph records several of them."""
         loss, gradients = self.gradients()
         self.optimizer.step(gradients)
         if self.average:
@@ -98,7 +97,7 @@ class Step:
         self.loader.position += 1
 
     def __call__(self) -> int:
-        """Take the next steps; returns how many."""
+        """Take the next steps and return how many."""
         self.loader.advance()
         if self.graph is not None:
             self.graph.replay()
@@ -107,8 +106,8 @@ class Step:
         return self.steps_per_replay
 
     def capture(self) -> None:
-        """Record `steps_per_replay` steps. The warm-up before it changes the state, so the state is put back."""
-        kept = [(t, t.clone()) for t in self.state()]
+        """Record `steps_per_replay` steps. The warm-up before that changes the state, which is restored afterwards."""
+        saved = [(t, t.clone()) for t in self.state()]
 
         def steps() -> None:
             for _ in range(self.steps_per_replay):
@@ -116,23 +115,23 @@ class Step:
 
         def warm_up() -> None:
             for _ in range(3):
-                self.loader.position.zero_()  # an epoch may have no more than one step
+                self.loader.position.zero_()  # an epoch may have a single step
                 self.eager_step()
 
         self.graph = capture_graph(steps, warm_up)
-        for tensor, copy in kept:
+        for tensor, copy in saved:
             tensor.copy_(copy)
         self.optimizer.refresh()
 
     def release(self) -> None:
-        """Give up a graph that sends messages: NCCL waits for its end before a process may leave the group."""
+        """Destroy a graph that sends messages: NCCL does not let a process leave the group before that."""
         if self.graph is not None and self.world.grouped:
             torch.cuda.current_stream(self.device).synchronize()
             self.graph.reset()
             self.graph = None
 
     def statistics(self) -> list[Tensor]:
-        """The buffers of the model, and their averages."""
+        """The model's buffers and their averages."""
         buffers = dict(self.model.named_buffers())
         return [*buffers.values(), *(self.averages[name] for name in buffers if name in self.averages)]
 
@@ -146,38 +145,38 @@ class Step:
 def capture_graph(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """`work` as a CUDA graph that may run beside other graphs of this process.
 
-    cuBLAS keeps one workspace per thread and stream, and every backward pass runs in the same thread: graphs recorded
-    one after the other would share it, and can corrupt each other's products when they run at the same time. So each
-    graph begins with no workspace, gets one in its own memory, and leaves none behind.
+    cuBLAS keeps one workspace per thread and stream, and all backward passes run in the same thread: graphs recorded
+    one after the other would share it and could corrupt each other's products when replayed at the same time. So the
+    workspaces are cleared before and after: each graph allocates one in its own memory.
     """
-    forget_workspaces = torch._C._cuda_clearCublasWorkspaces
-    forget_workspaces()
-    stream = recording_stream(torch.cuda.current_device())
+    clear_workspaces = torch._C._cuda_clearCublasWorkspaces
+    clear_workspaces()
+    stream = capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        warm_up()  # compilers and cuDNN choose their kernels
+        warm_up()  # the compiler and cuDNN choose their kernels
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    forget_workspaces()
+    clear_workspaces()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
-    forget_workspaces()
+    clear_workspaces()
     return graph
 
 
 @cache
-def recording_stream(device: int) -> torch.cuda.Stream:
+def capture_stream(device: int) -> torch.cuda.Stream:
     """The one stream per device on which graphs are recorded.
 
-    PyTorch hands out 32 streams in turn: with a new one for every graph, the 33rd would be the stream of a run that is
-    still going, and what that run starts while a graph is recorded would end up in the graph.
+    PyTorch hands out 32 streams in turn. With a new one for every graph, the 33rd could be the stream of another run,
+    whose kernels would then be recorded into the graph.
     """
     return torch.cuda.Stream(device)
 
 
 def compiler_of(engine: Engine) -> Callable[[Any], Any]:
-    """What makes a function into what the engine calls."""
+    """torch.compile for every engine but eager, which takes a function as it is."""
     return compile_once if engine != "eager" else lambda function: function
 
 
@@ -185,9 +184,9 @@ _compile_cache: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once per process: a second model of the same kind reuses the code. What the compiler refuses is in the
-    model, and the engine eager takes it."""
-    # A sweep meets many models and data sets in one process; of newer PyTorch every thread has a limit of its own.
+    """The function compiled, once per process: a second model of the same kind reuses the code. If the compiler refuses
+    the model, the error says to use the eager engine."""
+    # A sweep trains many models on many data sets in one process. Set on every call: newer PyTorch has one per thread.
     torch._dynamo.config.recompile_limit = 256
     compiled = torch.compile(function, fullgraph=True, dynamic=False)
 
@@ -195,7 +194,7 @@ def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         try:
             return compiled(*args)
-        except torch._dynamo.exc.BackendCompilerFailed:  # a compiler of this machine, not the model
+        except torch._dynamo.exc.BackendCompilerFailed:  # this machine's compiler is at fault, not the model
             raise
         except torch._dynamo.exc.TorchDynamoException as error:
             why = str(error).strip().partition("\n")[0]

@@ -1,8 +1,8 @@
-"""Many runs: side by side where that pays, within a time budget, each entered in the ledger as it ends.
+"""Many runs, several at a time if the device has room, within a time budget; each enters the ledger as it finishes.
 
-Runs on one device share one process: each has its own thread and CUDA stream and replays its own graphs, so small
-models fill the gaps that one of them leaves, and a model compiled for one run serves the next. Of several GPUs each has
-its worker process (`workers`), and a cluster has Ray (`cluster`): this file decides what is trained next, they where.
+Runs on one device share one process: each has its own thread and CUDA stream and replays its own graphs. Small models
+fill the gaps that one of them would leave, and a model compiled for one run serves the next. Several GPUs have a worker
+process each (`workers`); a cluster uses Ray (`cluster`). This file decides what is trained next, those decide where.
 """
 
 import itertools
@@ -24,14 +24,14 @@ from mspcaps.models.registry import defining_module
 from mspcaps.progress import Progress
 from mspcaps.training.cluster import RayCluster
 from mspcaps.training.device import choose_device
-from mspcaps.training.job import Here, Job, Outcome, Place, WorkerLost, share_of_device
+from mspcaps.training.job import Job, Outcome, Place, ThisProcess, WorkerLost, share_of_device
 from mspcaps.training.ledger import find_run
 from mspcaps.training.recipe import Recipe, load_recipe, read_toml, recipe_folder
 from mspcaps.training.trainer import SAVE_EVERY, Listener, Log
-from mspcaps.training.workers import WorkerProcess, find_seats
+from mspcaps.training.workers import WorkerProcess, find_slots
 
-POLL = 0.2  # seconds between two looks at whether to stop
-MAX_LOSSES = 3  # workers that a run may lose
+POLL = 0.2  # seconds between checks of whether to stop
+MAX_LOSSES = 3  # how many workers a run may lose before it counts as failed
 
 
 def list_sweeps() -> list[str]:
@@ -40,8 +40,8 @@ def list_sweeps() -> list[str]:
 
 
 def load_sweep(name: str | Path) -> list[Recipe]:
-    """[[runs]] with `recipe`, optional `seeds`, `folds` and `grid`, and any field of the recipe to override, in the
-    order of the file: a TOML file, or the name of one that comes with mspcaps."""
+    """The recipes of a sweep: a TOML file, or the name of one that comes with mspcaps. It lists [[runs]] with `recipe`,
+    optional `seeds`, `folds` and `grid`, and any field of the recipe to override."""
     path = Path(name).expanduser()
     if path.suffix != ".toml" and not path.is_file():
         path = recipe_folder() / "sweeps" / f"{name}.toml"
@@ -62,11 +62,11 @@ def load_sweep(name: str | Path) -> list[Recipe]:
 
 
 def _recipes(run: object, folder: Path) -> list[Recipe]:
-    """One of the [[runs]], once for every point of its grid, every fold and every seed. The path of a recipe is looked
-    for beside the sweep first."""
+    """One of the [[runs]], once for every point of its grid, every fold and every seed. A path of a recipe is tried
+    relative to the sweep's folder first."""
     if not isinstance(run, dict) or not isinstance(run.get("recipe"), str):
         raise MspcapsError('it names no recipe: add one, such as recipe = "paper/cifar10/mspcaps_t"')
-    folds = run.get("folds") if "fold" not in run else None  # with a fold it is one run
+    folds = run.get("folds") if "fold" not in run else None  # if it names a fold, it is a single run
     special = {"recipe", "seeds", "grid"} | ({"folds"} if folds is not None else set())
     changes = {key: value for key, value in run.items() if key not in special}
     beside = folder / run["recipe"]
@@ -81,29 +81,28 @@ def _recipes(run: object, folder: Path) -> list[Recipe]:
     changed = base.replace(**changes)
     recipes = [changed.replace(**point) for point in _grid_points(run)]
     for recipe in recipes:
-        check_name(recipe.model)  # now, not after hours of other runs
+        check_name(recipe.model)  # now rather than after hours of other runs
     if folds:
         recipes = [recipe.replace(folds=folds, fold=fold + 1) for recipe in recipes for fold in range(folds)]
     return [recipe.replace(seed=seed) for recipe in recipes for seed in seeds or [recipe.seed]]
 
 
 def _grid_points(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """{lr = [1, 2], ema = [0.9]} -> [{lr: 1, ema: 0.9}, {lr: 2, ema: 0.9}]; without a grid one point that changes
-    nothing."""
+    """{lr = [1, 2], ema = [0.9]} -> [{lr: 1, ema: 0.9}, {lr: 2, ema: 0.9}]; without a grid -> [{}]."""
     grid = run.get("grid", {})
     if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
         raise MspcapsError(f"grid must be a table of lists such as {{lr = [1e-3, 5e-4]}}, not {grid!r:.80}")
-    if twice := sorted(grid.keys() & run.keys()):
-        raise MspcapsError(f"{twice[0]} is in the grid and beside it: leave one of them out")
-    if others := sorted(grid.keys() & {"name", "seed", "fold", "folds"}):
-        raise MspcapsError(f"{others[0]} cannot be in a grid: write seeds = [0, 1] or folds = 5 beside the grid")
+    if duplicates := sorted(grid.keys() & run.keys()):
+        raise MspcapsError(f"{duplicates[0]} is both in the grid and beside it: leave one of them out")
+    if reserved := sorted(grid.keys() & {"name", "seed", "fold", "folds"}):
+        raise MspcapsError(f"{reserved[0]} cannot be in a grid: write seeds = [0, 1] or folds = 5 beside the grid")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def choose_places(
     device: str | None, workers: int | None, ray: bool, progress: Progress, log: Log
 ) -> tuple[torch.device, list[Place]]:
-    """-> what kind of device the runs are trained on, and where; nowhere in particular: in this process."""
+    """-> the kind of device to train on, and the places to train in; no place means this process."""
     if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"] != "1":
         raise MspcapsError("a sweep starts its own processes, one per GPU: run it without torchrun")
     if ray:
@@ -117,10 +116,10 @@ def choose_places(
         if workers not in (None, 1):
             raise MspcapsError(f"--device {device} is one device, but --workers is {workers}: leave one of them out")
         return chosen, []
-    seats = find_seats(chosen, workers)
-    if seats:
-        log(f"{len(seats)} workers, each with {'a GPU' if chosen.type == 'cuda' else 'a share of the cores'}")
-    return chosen, [WorkerProcess(seat, progress) for seat in seats]
+    slots = find_slots(chosen, workers)
+    if slots:
+        log(f"{len(slots)} workers, each with {'a GPU' if chosen.type == 'cuda' else 'a share of the cores'}")
+    return chosen, [WorkerProcess(slot, progress) for slot in slots]
 
 
 def run_sweep(
@@ -135,21 +134,21 @@ def run_sweep(
     places: Sequence[Place] = (),
     save_every: float = SAVE_EVERY,
 ) -> list[Outcome]:
-    """Runs what the ledger lacks, in order, as many at a time as fit; what is named twice is run once.
+    """Run what the ledger lacks, in order, as many at a time as fit; a recipe listed twice is run once.
 
-    Begins nothing that cannot end within `budget` seconds, as far as the ledger can tell. When `stop` is set, runs save
-    their checkpoints and end. They are trained in `places`, by default in this process, on devices like `device`.
+    A run that cannot finish within `budget` seconds, judging by the ledger, is not started. Once `stop` is set, runs
+    save their checkpoints and end. They are trained in `places`, by default in this process, on devices like `device`.
     """
     deadline = time.time() + budget
-    whole = [recipe.resolve() for recipe in recipes]
-    recipes = [recipe for place, recipe in enumerate(recipes) if whole[place] not in whole[:place]]
+    resolved = [recipe.resolve() for recipe in recipes]
+    recipes = [recipe for i, recipe in enumerate(recipes) if resolved[i] not in resolved[:i]]
     waiting = [recipe for recipe in recipes if find_run(results, recipe) is None]
     outcomes = [Outcome(recipe, "known") for recipe in recipes if recipe not in waiting]
     stop = stop or threading.Event()
-    # Known before the first run begins: counting hooks into every module that runs meanwhile, in whichever thread.
+    # Before the first run begins: counting multiply-adds hooks into all modules that run meanwhile, in any thread.
     shares = {id(recipe): share_of_device(recipe, device) for recipe in waiting}
     log(f"{len(waiting)} runs to do, {len(outcomes)} already in the ledger")
-    with Running(places or [Here(device, listener, stop)]) as running:
+    with RunningJobs(places or [ThisProcess(device, listener, stop)]) as running:
         while waiting or running.jobs:
             for recipe in list(waiting):
                 share = shares[id(recipe)]
@@ -163,7 +162,7 @@ def run_sweep(
                 break  # stopped
             for outcome in running.wait(stop):
                 if outcome.state == "lost":
-                    log(f"{outcome.name}: {outcome.detail}; it is started again from its checkpoint")
+                    log(f"{outcome.name}: {outcome.detail}; restarting it from its checkpoint")
                     waiting.insert(0, outcome.recipe)
                     continue
                 outcomes.append(outcome)
@@ -171,46 +170,46 @@ def run_sweep(
     return outcomes + [Outcome(recipe, "left", "the sweep was stopped before it") for recipe in waiting]
 
 
-class Running:
-    """The jobs under way, each in its place."""
+class RunningJobs:
+    """The jobs being trained, each in its place."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = places
         self.jobs: dict[Future[Outcome], tuple[Job, Place, float]] = {}
-        self.losses: Counter[str] = Counter()  # of workers, by run
+        self.losses: Counter[str] = Counter()  # name of a run -> workers it has lost
         self.stopping = False
 
-    def __enter__(self) -> "Running":
+    def __enter__(self) -> "RunningJobs":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for place in self.places if kind is not None else ():
-            place.stop()  # what goes on saves its checkpoint and ends
+            place.stop()  # its runs save their checkpoints and end
         for place in self.places:
             place.close(at_once=kind is not None)
 
     def place_for(self, share: float) -> Place | None:
-        """The emptiest that has room."""
+        """The least loaded place that has room for the share, if any."""
         used = {id(place): 0.0 for place in self.places}
-        for _, place, taken in self.jobs.values():
-            used[id(place)] += taken
-        fitting = [place for place in self.places if used[id(place)] + share <= place.room]
+        for _, place, load in self.jobs.values():
+            used[id(place)] += load
+        fitting = [place for place in self.places if used[id(place)] + share <= place.capacity]
         return min(fitting, key=lambda place: used[id(place)], default=None)
 
     def begin(self, job: Job, place: Place, share: float) -> None:
         self.jobs[place.submit(job, share)] = (job, place, share)
 
     def wait(self, stop: threading.Event) -> list[Outcome]:
-        """What has ended, once something has or a moment has passed."""
-        ended, _ = wait(self.jobs, timeout=POLL, return_when=FIRST_COMPLETED)
+        """The outcomes of the jobs that have ended by the time the first one does, or after POLL seconds."""
+        done, _ = wait(self.jobs, timeout=POLL, return_when=FIRST_COMPLETED)
         if stop.is_set() and not self.stopping:
             self.stopping = True
             for place in self.places:
                 place.stop()
-        return [self.outcome(future) for future in ended]
+        return [self.outcome(future) for future in done]
 
     def outcome(self, future: Future[Outcome]) -> Outcome:
-        """A run whose worker was lost is worth another try, but not forever."""
+        """Of a finished job; a run whose worker was lost is tried again, but not forever."""
         job, _, _ = self.jobs.pop(future)
         try:
             return future.result()

@@ -2,9 +2,9 @@
 
     load the images -> build the model -> for every epoch: steps, evaluation, history, checkpoint -> weights and ledger
 
-A run lives in <out>/<dataset>/<model>/<recipe>-seed<k>/ as checkpoint.safetensors while it goes, best.safetensors (best
-test epoch, for comparison with papers that report it) and last.safetensors (what we report). With validation images the
-best epoch is the best on them, it is what we report, and the test images are looked at once, at the end.
+A run lives in <out>/<dataset>/<model>/<recipe>-seed<k>/: checkpoint.safetensors until it is done, best.safetensors (the
+best test epoch, for comparison with papers that report it) and last.safetensors (what we report). With validation
+images the best epoch is the best on those, we report that one, and the test images are used once, at the end.
 """
 
 import contextlib
@@ -48,11 +48,11 @@ from mspcaps.training.result import BEST, LAST, Epoch, Result, reported_file
 from mspcaps.training.schedules import learning_rate
 from mspcaps.training.step import make_step
 
-# Of runs side by side one at a time compiles, records graphs or draws initial weights: all threads share one sequence
-# of random numbers in PyTorch, and its compiler puts that back to where it was.
+# Only one of several concurrent runs may compile, record graphs or draw initial weights at a time: PyTorch has one
+# random state for all threads, and its compiler resets that state to what it was before.
 preparation_lock = threading.Lock()
 
-SAVE_EVERY = 30.0  # seconds between two checkpoints
+SAVE_EVERY = 30.0  # seconds between checkpoints
 Log = Callable[[str], None]
 Listener = Callable[["Trainer"], None]
 
@@ -79,18 +79,18 @@ class Trainer:
         if not save_every >= 0:
             raise MspcapsError(f"save_every is {save_every}, but must be a number of seconds, 0 or more")
         self.device, self.listener, self.save_every = device, listener, save_every
-        self.stop = stop or threading.Event()  # once set, the run ends after the steps that it is at
-        self.side_by_side = side_by_side  # runs that may share the device: its times are not those of a run alone
+        self.stop = stop or threading.Event()  # once set, the run stops after the current steps
+        self.side_by_side = side_by_side  # how many runs may share the device: each is then slower than a run alone
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
         train, validation, self.test = load_images(recipe, device, self.log, self.world.size)
         self.data_sha256 = fingerprint(recipe.data)
         self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
         self.teacher_sha256 = ledger.teacher_sha256(recipe)
-        self.watched = "validation" if validation is not None else self.measured_on  # looked at after every epoch
+        self.watched = "validation" if validation is not None else self.measured_on  # evaluated after every epoch
         self.classes, self.shape = train.classes, (train.channels, *train.size)
         self.folder = run_folder(out, self.recipe)
-        self.repeats = repeats  # the run of the ledger that this one repeats
+        self.repeats = repeats  # the run in the ledger that this one repeats
         self.entry_path = ledger.entry_path(results, self.recipe, ledger.REPEATS if repeats else ledger.RUNS)
         check_outside(self.recipe, self.folder, "out")
         check_outside(self.recipe, self.entry_path, "results")
@@ -107,25 +107,25 @@ class Trainer:
         self.optimizer = self.step.optimizer
         watched = self.test if validation is None else validation
         self.evaluator = Evaluator(self.step.evaluated, watched, device, self.engine, self.step.autocast)
-        self.attacked = make_robust_evaluator(self.step, validation, self.recipe, device, self.engine)
+        self.robust_evaluator = make_robust_evaluator(self.step, validation, self.recipe, device, self.engine)
         self.epoch, self.steps_done, self.seconds = 0, 0, 0.0
         self.history: list[Epoch] = []
-        self.best: dict[str, Tensor] = {}  # weights of the best epoch, until they are written
+        self.best: dict[str, Tensor] = {}  # the best epoch's weights, until they are written
 
     def load_initial_weights(self) -> dict[str, str] | None:
-        """Take over what fits of the recipe's initial weights, unless a checkpoint is there: that knows more."""
+        """Load the recipe's initial weights where they fit, unless there is a checkpoint, which supersedes them."""
         if not self.recipe.init or (self.folder / CHECKPOINT).is_file():
             return None
-        done = transfer(self.model, weights_path(self.recipe.init), self.classes, self.recipe.init)
-        self.log(str(done))
-        return {"sha256": done.sha256, "transfer": str(done)}
+        report = transfer(self.model, weights_path(self.recipe.init), self.classes, self.recipe.init)
+        self.log(str(report))
+        return {"sha256": report.sha256, "transfer": str(report)}
 
     def run(self, deadline: float = math.inf) -> Result | None:
-        """Train to the end. At the first end of an epoch past the deadline (time.monotonic), and when told to stop, it
-        saves a checkpoint and returns None."""
+        """Train to the end. Once `stop` is set, or an epoch ends after the deadline (by time.monotonic), save a
+        checkpoint and return None."""
         with self.prepared():
-            self.started = self.saved = time.monotonic()
-            while not self.ended:
+            self.started = self.last_save = time.monotonic()
+            while not self.finished:
                 self.optimizer.lr.fill_(learning_rate(self.recipe, self.epoch))
                 self.loader.begin(self.epoch, self.steps_done)
                 while self.steps_done < self.loader.steps:
@@ -135,34 +135,35 @@ class Trainer:
                         if self.stop.is_set():  # Ctrl-C in a terminal reaches the C++ compiler as well
                             return None
                         raise
-                    if self.device.type == "cpu":  # elsewhere reading the loss would make the device wait for us
+                    if self.device.type == "cpu":  # on a GPU, reading the loss would stall the device
                         self.check_finite()
                     self.listener(self)
                     if self.steps_done < self.loader.steps and self.pause(self.stop.is_set()):
                         return None
                 self.close_epoch()
-                if self.pause(self.stop.is_set() or time.monotonic() > deadline) and not self.ended:
+                if self.pause(self.stop.is_set() or time.monotonic() > deadline) and not self.finished:
                     return None
             if self.epoch < self.recipe.epochs:
-                self.log(f"stopped after epoch {self.epoch}: {self.recipe.patience} epochs in a row were no better")
+                self.log(f"stopped after epoch {self.epoch}: no improvement in {self.recipe.patience} epochs")
             return self.finish()
 
     def pause(self, stop: bool) -> bool:
-        """Save a checkpoint if one is due; -> whether some process is to stop, before which there is always one."""
-        stop, due = self.world.any([stop, time.monotonic() - self.saved >= self.save_every])
+        """Save a checkpoint if one is due, or if any process is to stop -> whether one is."""
+        stop, due = self.world.any([stop, time.monotonic() - self.last_save >= self.save_every])
         if stop or due:
             self.save()
-            self.saved = time.monotonic()
+            self.last_save = time.monotonic()
         return stop
 
     @property
     def best_epoch(self) -> Epoch:
-        """The first of those with the best score."""
+        """The epoch with the best score, the first of several."""
         return max(self.history, key=lambda row: row.score)
 
     @property
-    def ended(self) -> bool:
-        """Whether there is nothing left to train: a function of the history, so that a resumed run ends likewise."""
+    def finished(self) -> bool:
+        """Whether there is nothing left to train. It depends on the history alone, so a resumed run ends at the same
+        epoch."""
         patience = self.recipe.patience or self.recipe.epochs
         return self.epoch == self.recipe.epochs or (
             bool(self.history) and self.epoch - self.best_epoch.epoch >= patience
@@ -170,12 +171,12 @@ class Trainer:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """The folder is this run's alone meanwhile; the checkpoint is loaded and everything compiled."""
+        """Lock the run's folder, load the checkpoint and compile everything."""
         check_writable(self.entry_path.parent, "cannot write the ledger to")
         if self.repeats:
             self.log(
                 f"the ledger already has this run, with {self.repeats.accuracy.last:.2f} % after the last epoch: this "
-                f"one goes to {self.entry_path.parents[2]}"
+                f"repeat goes to {self.entry_path.parents[2]}"
             )
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
         with lock_folder(self.folder, busy) if self.world.is_main else contextlib.nullcontext():
@@ -183,7 +184,7 @@ class Trainer:
             self.log(summary(self))
             if not self.world.all_equal(self.epoch, self.steps_done):
                 raise MspcapsError(
-                    f"the processes resume from different checkpoints: all of them must see the same {self.folder}"
+                    f"the processes resume from different checkpoints: they must all see the same {self.folder}"
                 )
             if self.device.type == "cuda":
                 torch.backends.cudnn.benchmark = True
@@ -198,8 +199,8 @@ class Trainer:
                         self.evaluator.capture()
                     else:
                         self.evaluator.count_all()  # compiles
-                    if self.attacked:
-                        self.attacked.capture()
+                    if self.robust_evaluator:
+                        self.robust_evaluator.capture()
             try:
                 yield
             finally:
@@ -211,7 +212,7 @@ class Trainer:
         return f"stopped; the same command continues from the checkpoint in {self.folder}"
 
     def close_epoch(self) -> None:
-        """Evaluate, extend the history, keep the best weights, go to the next epoch."""
+        """Evaluate, extend the history, keep the best weights, move on to the next epoch."""
         self.share_statistics()
         (mean_loss,) = self.world.average([self.step.loss_sum])
         self.step.loss_sum.copy_(mean_loss)
@@ -219,7 +220,7 @@ class Trainer:
         loss = self.step.loss_sum.item() / self.loader.steps
         accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
         self.warn_of_collapse(health)
-        robust = self.attacked.accuracy() if self.attacked else accuracy
+        robust = self.robust_evaluator.accuracy() if self.robust_evaluator else accuracy
         accuracy, robust = self.world.agree(accuracy, robust)
         validation = robust if self.watched == "validation" else None
         row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
@@ -231,28 +232,28 @@ class Trainer:
         self.listener(self)
 
     def share_statistics(self) -> None:
-        """BatchNorm statistics that are not synchronised are the main process's wherever they are read, as in PyTorch's
-        DistributedDataParallel; no training step reads them."""
+        """Give every process the main one's BatchNorm statistics if they are not synchronised, as PyTorch's
+        DistributedDataParallel does. Only evaluation, checkpoints and attacks read them."""
         if not self.recipe.sync_batchnorm:
             self.world.take_from_main(self.step.statistics())
 
     def warn_of_collapse(self, health: Sequence[BlockHealth]) -> None:
-        """One sentence per block, the first time."""
+        """Log one sentence per block, the first time it collapses."""
         before = {block.name for row in self.history for block in row.health if block.collapsed}
         for block in health:
             if block.collapsed and block.name not in before:
                 self.log(
-                    f"the routing block {block.name} has collapsed in epoch {self.epoch + 1}: {block.why()}; "
-                    "few of its capsules decide what it puts out"
+                    f"the routing block {block.name} collapsed in epoch {self.epoch + 1}: {block.why()}; few of its "
+                    "capsules decide its output"
                 )
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's state with the fp32 master weights in place of the working copies, or with their average."""
+        """The model's state with the fp32 master weights, or their average, instead of the working copies."""
         return self.model.state_dict() | self.optimizer.masters() | self.step.averages
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Everything that a step changes, and parameters that none does: they may be of initial weights, which a run
-        that goes on does not read again."""
+        """Everything that a step changes, and frozen parameters too: they may come from initial weights, which a
+        resumed run does not read again."""
         state, trained = self.model.state_dict(), self.optimizer.masters()
         params = {name for name, _ in self.model.named_parameters()}
         kept = {
@@ -262,24 +263,24 @@ class Trainer:
         return self.optimizer.tensors() | kept | {"loss_sum": self.step.loss_sum}
 
     def clock(self) -> float:
-        """Seconds of training, over all sittings."""
+        """Seconds of training, including those before the run was resumed."""
         return self.seconds + time.monotonic() - self.started
 
     def save(self) -> None:
-        """A checkpoint, by the main process; all of them come here at the same step."""
-        self.check_finite()  # the last good checkpoint is worth more
+        """Save a checkpoint. All processes get here at the same step; the main one writes the file."""
+        self.check_finite()  # never overwrite the last good checkpoint with a bad one
         self.share_statistics()
-        (mean_loss,) = self.world.average([self.step.loss_sum])  # each process will go on from it
+        (mean_loss,) = self.world.average([self.step.loss_sum])  # every process will resume from it
         tensors = self.checkpoint_tensors() | {"loss_sum": mean_loss}
         if self.world.is_main:
             self.write(tensors)
-        self.world.barrier()  # nobody looks for a checkpoint that is not there yet
+        self.world.barrier()  # no process may look for the checkpoint before it is written
 
     def write(self, tensors: dict[str, Tensor]) -> None:
-        self.write_best()  # first: a checkpoint never speaks of a best file that is not there
+        self.write_best()  # first, so that a checkpoint never refers to a missing best file
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [asdict(row) for row in self.history], "initial": self.initial, **self.made_of(),
+            "history": [asdict(row) for row in self.history], "initial": self.initial, **self.inputs(),
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
@@ -288,35 +289,35 @@ class Trainer:
             self.save_weights(BEST, self.best)
             self.best = {}
 
-    def made_of(self) -> dict[str, Any]:
-        """What a run is made of besides its recipe, and what a file may have changed since."""
+    def inputs(self) -> dict[str, Any]:
+        """What a run depends on besides its recipe, and what may have changed on disk since it began."""
         return {"images": self.loader.n, "data_sha256": self.data_sha256, "teacher_sha256": self.teacher_sha256}
 
     def save_weights(self, file: str, tensors: dict[str, Tensor]) -> None:
         save_weights(self.folder / file, self.model, tensors, classes=self.classes, recipe=self.recipe.to_dict())
 
     def resume(self) -> None:
-        """Continue from the checkpoint, if there is one of this recipe."""
+        """Continue from the checkpoint, if there is one; refuse one of another run."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             return
         progress, stored = read_checkpoint(path)
-        check_same_run(path, progress, self.recipe, self.made_of())
+        check_same_run(path, progress, self.recipe, self.inputs())
         with torch.no_grad():
             load_tensors(path, stored, self.checkpoint_tensors())
         self.optimizer.refresh()
         self.epoch, self.steps_done, self.seconds = progress["epoch"], progress["step"], progress["seconds"]
         self.history = [Epoch.from_dict(row) for row in progress["history"]]
         self.initial = progress.get("initial")
-        # another engine may have stopped between two replays
+        # the run may have been stopped, with another engine, between two replays of this one
         self.step.steps_per_replay = math.gcd(self.step.steps_per_replay, self.steps_done)
 
     def check_finite(self) -> None:
-        """Stop a run whose loss is lost, and say where the first value went missing."""
+        """Stop a run whose loss is NaN or infinite, and name the first weight that is."""
         if math.isfinite(self.step.loss_sum.item()):
             return
-        lost = [name for name, tensor in self.weights().items() if not torch.isfinite(tensor).all()]
-        where = f"{lost[0]} of the model is no longer finite" if lost else (
+        bad = [name for name, tensor in self.weights().items() if not torch.isfinite(tensor).all()]
+        where = f"{bad[0]} of the model is no longer finite" if bad else (
             "all weights are finite, so it arose in the forward pass"
         )  # fmt: skip
         raise MspcapsError(
@@ -325,7 +326,7 @@ class Trainer:
         )
 
     def finish(self) -> Result:
-        """Write weights and ledger entry, remove the checkpoint."""
+        """Write the weights and the ledger entry, remove the checkpoint."""
         if self.world.is_main:
             self.write_best()
             self.save_weights(LAST, self.weights())
@@ -340,21 +341,21 @@ class Trainer:
         return Result(self.recipe, self.model.eval(), self.history, run, self.folder, self.test)
 
     def measure(self) -> Accuracy:
-        """After the last and after the best epoch. With validation images this is the first look at the others. Leaves
-        the weights in the model that we report."""
+        """Accuracy after the last and after the best epoch; with validation images, this is the only use of the test
+        images. Leaves the weights that we report in the model."""
         best = self.best_epoch
         if self.watched == "validation":
-            # The best epoch may have been of an earlier sitting, so it is read again; it is the same on every process.
-            evaluator, found = Evaluator(self.model, self.test, self.device, "eager", self.step.autocast), {}
+            # Read from the files: the best epoch may precede a resume, and every process needs the same weights.
+            evaluator, accuracy = Evaluator(self.model, self.test, self.device, "eager", self.step.autocast), {}
             for file in (LAST, BEST):
-                self.take_over(load_file(self.folder / file, str(self.device)))
-                found[file] = evaluator.accuracy()
-            return Accuracy(found[LAST], found[BEST], best.epoch, self.watched)
-        self.take_over(self.weights())
+                self.install(load_file(self.folder / file, str(self.device)))
+                accuracy[file] = evaluator.accuracy()
+            return Accuracy(accuracy[LAST], accuracy[BEST], best.epoch, self.watched)
+        self.install(self.weights())
         return Accuracy(self.history[-1].accuracy, best.accuracy, best.epoch, self.watched)
 
-    def take_over(self, weights: dict[str, Tensor]) -> None:
-        """The model has its own fp32 parameters again."""
+    def install(self, weights: dict[str, Tensor]) -> None:
+        """Give the model fp32 parameters of its own instead of views of the optimizer's working copies."""
         for name, p in self.model.named_parameters():
             p.data = weights[name].clone()
         for name, buffer in self.model.named_buffers():
@@ -362,7 +363,7 @@ class Trainer:
                 buffer.copy_(weights[name])
 
     def entry(self, accuracy: Accuracy) -> Run:
-        """What the ledger will say, but for the checksum of the weights."""
+        """The entry for the ledger, except for the checksum of the weights."""
         recipe, seconds = self.recipe, self.clock()
         health = as_curves([row.health for row in self.history])
         curve: dict[str, Any] = {
@@ -379,7 +380,7 @@ class Trainer:
             provenance=provenance(recipe.data) if recipe.data in CATALOG else "Images of your own.",
             recipe=recipe.to_dict(),
             initial=self.initial,
-            **self.made_of(),
+            **self.inputs(),
             seed=recipe.seed,
             epochs=self.epoch,
             accuracy=accuracy,

@@ -1,7 +1,7 @@
 """Worker processes of a sweep on this machine: one per GPU, or several on a CPU.
 
-A worker trains in threads what it is sent, as the process of the sweep does where it is alone, and sends back outcomes
-and progress. When the pipe to it closes, whatever the reason, its runs save their checkpoints and it ends.
+A worker trains the jobs it is sent in threads, as `ThisProcess` does, and sends back outcomes and progress. When the
+pipe to it closes, for whatever reason, its runs save their checkpoints and it ends.
 """
 
 import itertools
@@ -27,46 +27,46 @@ from mspcaps.training.monitor import ShowProgress
 
 
 @dataclass(frozen=True)
-class Seat:
+class Slot:
     """What a worker computes on."""
 
     device: str  # cpu or cuda
-    gpu: str = ""  # as CUDA_VISIBLE_DEVICES names it
+    gpu: str = ""  # its name in CUDA_VISIBLE_DEVICES
     threads: int = 1  # on a CPU
 
 
-def find_seats(device: torch.device, workers: int | None) -> list[Seat]:
-    """One per GPU, or as many as wanted on a CPU; none if a single process will do."""
+def find_slots(device: torch.device, workers: int | None) -> list[Slot]:
+    """One per GPU, or as many as requested on a CPU; none if a single process will do."""
     if workers is not None and workers < 1:
         raise MspcapsError(f"--workers is {workers}, but must be at least 1")
     if device.type != "cuda":
         count = workers or 1
-        return [Seat(device.type, threads=max(1, torch.get_num_threads() // count))] * count if count > 1 else []
+        return [Slot(device.type, threads=max(1, torch.get_num_threads() // count))] * count if count > 1 else []
     count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",")[:count] if visible else [str(number) for number in range(count)]
     if workers is not None and workers > len(gpus):
         raise MspcapsError(f"--workers is {workers}, but each needs a GPU of its own and there are {len(gpus)}")
     gpus = gpus[:workers]
-    return [Seat("cuda", gpu) for gpu in gpus] if len(gpus) > 1 else []
+    return [Slot("cuda", gpu) for gpu in gpus] if len(gpus) > 1 else []
 
 
 class WorkerProcess:
     """A worker as the sweep sees it; if it is lost, the next job starts another."""
 
-    room = 1.0
+    capacity = 1.0
 
-    def __init__(self, seat: Seat, progress: Progress | None = None) -> None:
-        self.seat, self.progress = seat, progress
+    def __init__(self, slot: Slot, progress: Progress | None = None) -> None:
+        self.slot, self.progress = slot, progress
         self.numbers, self.lock = itertools.count(), threading.Lock()
         self.futures: dict[int, Future[Outcome]] = {}
         self.connection: Connection | None = None
         self.process: Any = None
 
     def start(self) -> None:
-        """A fresh interpreter: a copy of this one could not use the GPU."""
+        """Spawn a fresh interpreter: a fork of this one could not use the GPU."""
         context = get_context("spawn")
         connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, self.seat))
+        self.process = context.Process(target=serve, args=(theirs, self.slot))
         with without_ctrl_c():
             self.process.start()
         theirs.close()
@@ -81,12 +81,12 @@ class WorkerProcess:
             assert self.connection is not None
             number = next(self.numbers)
             self.futures[number] = future
-            with suppress(OSError):  # the worker has just been lost: whoever listens to it will say so
+            with suppress(OSError):  # the worker has just been lost: `listen` will report it
                 self.connection.send((number, job))
         return future
 
     def listen(self, connection: Connection, process: Any) -> None:
-        """Until the worker has closed its end. The next job may have started another by then."""
+        """Receive messages until the worker closes its end. The next job may have started another worker by then."""
         try:
             with suppress(EOFError, OSError):
                 while True:
@@ -96,7 +96,7 @@ class WorkerProcess:
                     elif self.progress is not None:
                         self.progress.update(*content)
         finally:
-            connection.close()  # a worker that nobody listens to saves its checkpoints and ends
+            connection.close()  # tells the worker, if it is still alive, to save its checkpoints and end
             with self.lock:
                 self.connection, orphans = None, list(self.futures.values())
                 self.futures.clear()
@@ -119,7 +119,7 @@ class WorkerProcess:
 
 @contextmanager
 def without_ctrl_c() -> Iterator[None]:
-    """A process started meanwhile never hears Ctrl-C, which a terminal sends to all: the sweep tells it to stop."""
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all of them: the sweep tells them to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -130,22 +130,22 @@ def without_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def serve(connection: Connection, seat: Seat) -> None:
-    """The worker itself: (number, job) comes in, (number, outcome) and (None, progress) go out; None says stop."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to all processes by terminals and clusters: the sweep decides
+def serve(connection: Connection, slot: Slot) -> None:
+    """The worker itself: receives (number, job), sends (number, outcome) and (None, progress); None means stop."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # terminals and clusters send them to all; the sweep decides
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if seat.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = seat.gpu  # before the first call of CUDA; it is the only one then
+    if slot.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = slot.gpu  # before CUDA is initialised; the worker sees no other GPU
     else:
-        torch.set_num_threads(seat.threads)
-    device, stop, sending = choose_device(seat.device), threading.Event(), threading.Lock()
+        torch.set_num_threads(slot.threads)
+    device, stop, lock = choose_device(slot.device), threading.Event(), threading.Lock()
 
     def send(number: int | None, content: object) -> None:
-        with sending, suppress(OSError):  # nobody listens any more
+        with lock, suppress(OSError):  # the sweep has closed the pipe
             connection.send((number, content))
 
-    listener = ShowProgress(SentProgress(send), named=True)
+    listener = ShowProgress(RemoteProgress(send), named=True)
 
     def train(number: int, job: Job) -> None:
         send(number, train_job(job, device, listener, stop))
@@ -158,8 +158,8 @@ def serve(connection: Connection, seat: Seat) -> None:
     connection.close()
 
 
-class SentProgress(Progress):
-    """Sends on what it is told, every second."""
+class RemoteProgress(Progress):
+    """Sends updates to the sweep, at most one per second and run."""
 
     def __init__(self, send: Callable[[None, object], None]) -> None:
         super().__init__(every=1.0)
