@@ -73,7 +73,7 @@ def test_a_recipe_made_by_hand_is_never_called_like_the_papers() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epoch = 3", "has no 'epoch': did you mean 'epochs'"),
+        ("epoch = 3", "'epoch'.*'epochs'"),
         ('epochs = "3"', "epochs must be int, not '3'"),
         ("balance = 1", "balance must be bool, not 1"),
         ("init = true", "init must be str, not True"),
@@ -87,11 +87,11 @@ def test_a_recipe_made_by_hand_is_never_called_like_the_papers() -> None:
         ('optimizer = "sdg"', "there is no optimizer 'sdg': did you mean 'sgd'"),
         ('schedule = "linear"', "there is no schedule 'linear': choose cosine, exponential, steps or constant"),
         ('precision = "fp8"', "there is no precision 'fp8'"),
-        ("nesterov = true", "nesterov is for SGD with momentum"),
-        ('schedule = "steps"', "lr_steps is \\[\\], but the schedule steps needs"),
-        ("lr_steps = [3]", "lr_steps is \\[3\\], but the schedule cosine has none"),
-        ('schedule = "steps"\nlr_steps = [9, 3]', "lr_steps is \\[9, 3\\], but must be .* between 1 and 299"),
-        ('schedule = "steps"\nlr_steps = [300]', "lr_steps is \\[300\\], but must be"),
+        ("nesterov = true", "nesterov"),
+        ('schedule = "steps"', "lr_steps is \\[\\].* steps"),
+        ("lr_steps = [3]", "lr_steps is \\[3\\].* cosine"),
+        ('schedule = "steps"\nlr_steps = [9, 3]', "lr_steps is \\[9, 3\\].* 1 and 299"),
+        ('schedule = "steps"\nlr_steps = [300]', "lr_steps is \\[300\\]"),
         ("clip_grad = -1.0", "clip_grad is -1.0"),
         ("momentum = 1.5", "momentum is 1.5, but must be .* 1"),
         ("[augment]\ncropp = 4", "has no 'cropp': did you mean 'crop'"),
@@ -166,17 +166,17 @@ SOUND = '[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"sweep\.toml must hold a list of \[\[runs\]\] and nothing else"),
-        ("epochs = 3", r"must hold a list of \[\[runs\]\]"),
+        ("", r"sweep\.toml .*\[\[runs\]\]"),
+        ("epochs = 3", r"sweep\.toml .*\[\[runs\]\]"),
         (f"{SOUND}epochs = = 3", r"sweep\.toml is not a valid TOML file: .*line 3"),
         (f"{SOUND}[[runs]]\nseeds = [1]", r"^run 2 of .*sweep\.toml: it names no recipe: add one, such as recipe = "),
         ("runs = [1]", "run 1 of .* names no recipe"),
         ('[[runs]]\nrecipe = "paper/mnist/mspcaps_tt"', "run 1 of .* did you mean 'paper/mnist/mspcaps_t'"),
         (f"{SOUND}epohcs = 1", "run 1 of .* has no 'epohcs': did you mean 'epochs'"),
         (f'{SOUND}model = "mspcaps_tt"', "run 1 of .* no model 'mspcaps_tt': did you mean 'mspcaps_t'"),
-        (f"{SOUND}seeds = 3", "run 1 of .* a list of whole numbers such as \\[0, 1, 2\\], not 3"),
-        (f"{SOUND}seeds = []", "a list of whole numbers"),
-        (f"{SOUND}seeds = [true]", "a list of whole numbers"),
+        (f"{SOUND}seeds = 3", "run 1 of .*: seeds .*, not 3"),
+        (f"{SOUND}seeds = []", "seeds .*, not \\[\\]"),
+        (f"{SOUND}seeds = [true]", "seeds .*, not \\[True\\]"),
         (f"{SOUND}seeds = [0, -1]", "run 1 of .*: seed is -1"),
         (f'{SOUND}seed = "x"', "run 1 of .*: seed must be int, not 'x'"),
         (f"{SOUND}seed = 1\nseeds = [3]", "both seed and seeds"),
@@ -199,10 +199,10 @@ def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: s
         ({"img_size": 100_000_000}, "img_size is 100000000, .* 1 and 2048"),
         ({"seed": 2**63}, "9223372036854775808, .* 2\\^63"),
         *(
-            ({"name": f"my{mark}run"}, "run' is not a valid folder name on every system: leave out")
+            ({"name": f"my{mark}run"}, "run' is not a valid folder name")
             for mark in '/\\:*?"<>|\0'
         ),
-        ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long for a folder: shorten it"),
+        ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long"),
         ({"lr": torch.zeros(1000)}, r"lr must be float, not tensor\(\[.{,40}$"),
     ],
 )
