@@ -1,4 +1,4 @@
-"""The one exception that users are meant to read, and help with its wording."""
+"""The one exception meant for users, and helpers for its wording."""
 
 import difflib
 import errno
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class MspcapsError(Exception):
-    """Something the user can fix. The message is one clear sentence: the value, the reason and, if any, the remedy."""
+    """Something the user can fix. The message is one clear sentence: the value, the reason and the remedy, if any."""
 
 
 def nearest(name: str, choices: Iterable[str], otherwise: str) -> str:
@@ -18,18 +18,18 @@ def nearest(name: str, choices: Iterable[str], otherwise: str) -> str:
 
 
 def warn(sentence: str) -> None:
-    """Tell a user of Python what is going on without them; the command line tells it in its own way."""
+    """Warn a user of the Python API; the command line prints such a sentence in its own way."""
     warnings.warn(sentence, stacklevel=3)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, which begins with a sentence and goes on with advice."""
+    """The first line of another library's error; the lines after it are advice."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def reason(error: BaseException) -> str:
-    """Why it failed, in the words of the system or of the library; where a file stands in the place of a folder, that
-    it is not a directory."""
+    """Why it failed, in the words of the system or of the library; if a file stands where a folder is needed, that it
+    is not a directory."""
     if isinstance(error, FileExistsError):
         return os.strerror(errno.ENOTDIR)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Files: written so that a reader never sees half of one; folders locked by one process; checksums, sizes."""
+"""Files and folders: atomic writes, locks, checksums, names and sizes."""
 
 import contextlib
 import hashlib
@@ -12,18 +12,18 @@ from typing import IO
 
 from mspcaps.errors import MspcapsError, reason
 
-ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, items in all if known
+ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, total if known
 
-UMASK = os.umask(0)  # reading it means setting it, for all threads: so this is done once
+UMASK = os.umask(0)  # reading it sets it for all threads, so it is read once, here
 os.umask(UMASK)
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:
-    """For callers that do not want to know."""
+    """For callers that show no progress."""
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | str) -> None:
-    """Write beside the target, flush to the disk, rename: the old file stays whole until the new one is.
+    """Write beside the target, flush to disk, rename: the old file stays intact until the new one is complete.
 
     `write` is the content, or a function that writes it into an open binary file.
     """
@@ -49,12 +49,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | 
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON in the layout of results/ and of the files in the package."""
+    """Write JSON in the layout that results/ and the package use."""
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def check_writable(folder: Path, refusal: str = "cannot write to") -> None:
-    """Make the folder, and refuse now what would fail after the work."""
+    """Make the folder, and refuse now rather than after the work if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -64,7 +64,7 @@ def check_writable(folder: Path, refusal: str = "cannot write to") -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a file that may not be read: some libraries report such a file as missing or damaged."""
+    """Refuse a file without read permission: some libraries report such a file as missing or damaged."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -73,7 +73,7 @@ def check_readable(path: Path) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
-    """Lock the folder against other processes; the lock goes when this process ends, however that happens."""
+    """Lock the folder against other processes; the lock ends with this process, however that ends."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock
@@ -91,28 +91,28 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
             raise MspcapsError(refusal) from None
         except OSError:  # some network file systems have no locks
             pass
-        for unfinished in folder.glob(".*.part"):  # of a process that was killed while it wrote
+        for unfinished in folder.glob(".*.part"):  # left by a process that was killed while writing
             unfinished.unlink(missing_ok=True)
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # child processes have the handle, too
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough: child processes have the handle too
         os.close(handle)
 
 
 def to_utf8(name: str) -> str:
-    """The name of a file as valid UTF-8, which file systems do not insist on."""
+    """The name of a file as valid UTF-8, which file systems do not guarantee."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def weights_name(weights: str | Path) -> str:
-    """What to call weights: mspcaps_t.cifar10, or mspcaps_t-mine-seed0 for mspcaps_t/mine-seed0/last.safetensors."""
+    """A name for weights: mspcaps_t.cifar10, or mspcaps_t-mine-seed0 for mspcaps_t/mine-seed0/last.safetensors."""
     path = Path(weights)
     if path.suffix != ".safetensors":
         return path.name
     if path.stem not in ("last", "best", "model"):
         return path.stem
-    run = path.resolve().parent  # runs of several models share a name, and so do its last and its best epoch
+    run = path.resolve().parent  # runs of several models may share its name
     name = f"{run.parent.name}-{run.name}" if re.search(r"-seed\d+$", run.name) else run.name
     return f"{name}-best" if path.stem == "best" else name
 

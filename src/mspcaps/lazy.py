@@ -1,4 +1,4 @@
-"""Names that a package imports when they are first used, so that what does not need torch does not wait for it."""
+"""Names that a package imports on first use, so that whatever does not need torch does not wait for it."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: name -> the module of the package that defines it; "" means it is a module."""
+    """The `__getattr__` of a package. `homes`: name -> the module that defines it, or "" if it is a module itself."""
 
     def __getattr__(name: str) -> Any:
         if name not in homes:

@@ -1,9 +1,9 @@
-"""How far long work is: a bar with rate and time left on a terminal or in a notebook, a plain line at times elsewhere.
+"""Progress of long work: a bar with rate and time left on a terminal or in a notebook, elsewhere a line now and then.
 
     with Progress("images") as progress:
         progress.update("reading", done, total)
 
-Without torch, so that the command line starts at once.
+Does not import torch, so that the command line starts at once.
 """
 
 import sys
@@ -18,16 +18,16 @@ from mspcaps.files import format_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-# What a terminal obeys in place of showing it: control characters, and those that turn the direction of the text.
-_TURNING = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-COMMANDS = {number: ascii(chr(number))[1:-1] for number in (*range(32), *range(127, 160), *_TURNING)}
-LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds between two lines, two states of a bar
-WINDOW = 30.0  # seconds over which the rate is taken
+# Characters that a terminal obeys instead of showing: control characters, and those that change the text's direction.
+_BIDIRECTIONAL = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+ESCAPES = {number: ascii(chr(number))[1:-1] for number in (*range(32), *range(127, 160), *_BIDIRECTIONAL)}
+LINE_EVERY, BAR_EVERY = 5.0, 0.25  # seconds between lines, and between updates of a bar
+WINDOW = 30.0  # seconds over which the rate is measured
 
 
 def printable(text: str) -> str:
-    """One line that a terminal shows as it is: names of files and classes may hold what it would obey."""
-    return text.translate(COMMANDS)
+    """One line that a terminal shows as it is: names of files and classes may contain commands to it."""
+    return text.translate(ESCAPES)
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -37,14 +37,14 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 @dataclass
 class Task:
-    """One piece of work: when it was how far, of the last half minute, and when that was last shown."""
+    """One piece of work: its progress over the last WINDOW seconds, and when it was last shown."""
 
     marks: deque[tuple[float, float]] = field(default_factory=deque)  # time, done
-    shown: float = -1.0
-    bar: Any = None  # rich's number of it
+    shown_at: float = -1.0
+    bar: Any = None  # rich's number for it
 
     def rate(self, done: float) -> float:
-        """Per second; 0 while too little has been seen."""
+        """Units per second; 0 on the first update."""
         now = time.monotonic()
         self.marks.append((now, done))
         while len(self.marks) > 2 and now - self.marks[1][0] >= WINDOW:
@@ -56,8 +56,8 @@ class Task:
 class Progress:
     """One bar for everything: training, sweeps, downloads, evaluation. `unit` is what is counted: images, bytes.
 
-    A new task takes the place of the one before, unless several are `parallel`. Lines go to `file`, by default stderr;
-    a task that is done before the first line is due gets one only with `last_line`.
+    A new task replaces the previous one, unless tasks are `parallel`. Lines go to `file`, by default stderr; a task
+    that finishes before its first line is due gets one only with `last_line`.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Progress:
         self.unit, self.every, self.file, self.parallel, self.last_line = unit, every, file, parallel, last_line
         self.tasks: dict[str, Task] = {}
         self.bars: RichProgress | None = None
-        self.cell: Any = None  # the place in a notebook
-        self.drawn: dict[str, tuple[str, str]] = {}  # what is in it, by task, as HTML and as text
+        self.cell: Any = None  # the display in a notebook
+        self.contents: dict[str, tuple[str, str]] = {}  # task -> its part of the display, as HTML and as text
 
     def __enter__(self) -> "Progress":
         if in_notebook():
@@ -91,34 +91,34 @@ class Progress:
             self.bars.stop()
 
     def due(self, task: str) -> bool:
-        """Whether an update would be shown now: what it costs to say may be saved otherwise."""
-        return task not in self.tasks or time.monotonic() - self.tasks[task].shown >= self.every
+        """Whether an update would be shown now: if not, the caller may save the cost of preparing one."""
+        return task not in self.tasks or time.monotonic() - self.tasks[task].shown_at >= self.every
 
     def update(self, task: str, done: float, total: float | None, detail: str = "", label: str = "") -> None:
-        """`done` of `total`, in units. `detail` stands at the end; `label` is shown in the place of the task's name."""
+        """`done` of `total`, in units. `detail` is shown at the end, `label` instead of the task's name."""
         detail, label = printable(detail), printable(label or task)
-        new, ended = task not in self.tasks, total is not None and done >= total
-        ended = ended and (self.last_line or self.bars is not None or self.cell is not None)
-        if not (ended or self.due(task)):
+        new, finished = task not in self.tasks, total is not None and done >= total
+        finished = finished and (self.last_line or self.bars is not None or self.cell is not None)
+        if not (finished or self.due(task)):
             return
         if new and not self.parallel:
             self.clear()
         state = self.tasks.setdefault(task, Task())
         rate = state.rate(done)
-        state.shown = time.monotonic()
-        facts = [f"{self.per_second(rate)}"] if rate else []
+        state.shown_at = time.monotonic()
+        facts = [self.per_second(rate)] if rate else []
         if rate and total is not None:
             facts.append(f"{clock((total - done) / rate)} left")
-        shown = " · ".join([*facts, *filter(None, [detail])])
+        text = " · ".join([*facts, *filter(None, [detail])])
         if self.cell is not None:
-            self.drawn[task] = progress_bar(label, done, total, shown), f"{label}  {shown}"
-            html, text = zip(*self.drawn.values(), strict=True)
-            self.cell.update(LiveHtml("".join(html), "\n".join(text)))
+            self.contents[task] = progress_bar(label, done, total, text), f"{label}  {text}"
+            html, lines = zip(*self.contents.values(), strict=True)
+            self.cell.update(LiveHtml("".join(html), "\n".join(lines)))
         elif self.bars is not None:
             if state.bar is None:
                 state.bar = self.bars.add_task("", total=total, facts="")
-            self.bars.update(state.bar, completed=done, total=total, description=label, facts=shown)
-        elif not new or ended:
+            self.bars.update(state.bar, completed=done, total=total, description=label, facts=text)
+        elif not new or finished:
             percent = [f"{100 * done / total:3.0f} %"] if total else [f"{done:,.0f}"]
             line = "  ".join([label, *percent, *facts, *filter(None, [detail])])
             say(line, self.file or sys.stderr)
@@ -129,7 +129,7 @@ class Progress:
             if self.bars is not None and state.bar is not None:
                 self.bars.remove_task(state.bar)
         self.tasks.clear()
-        self.drawn.clear()
+        self.contents.clear()
 
     def per_second(self, rate: float) -> str:
         if self.unit == "bytes":
@@ -139,7 +139,7 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs us, of which others (Colab, VS Code) are kinds."""
+    """Whether this runs in a Jupyter kernel; those of Colab and VS Code are kinds of it."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
@@ -152,7 +152,7 @@ def clock(seconds: float) -> str:
 
 
 class LiveHtml:
-    """Something that a notebook draws again in the same place: HTML, and text for where there is none."""
+    """Something that a notebook redraws in place: HTML, or text where HTML is not supported."""
 
     def __init__(self, html: str, text: str) -> None:
         self.html, self.text = html, text
@@ -165,6 +165,6 @@ class LiveHtml:
 
 
 def progress_bar(label: str, done: float, total: float | None, facts: str) -> str:
-    """HTML."""
+    """As HTML."""
     extent = "" if total is None else f' value="{done:g}" max="{max(total, 1e-9):g}"'
     return f"<div>{escape(label)} <progress{extent}></progress> {escape(facts)}</div>"

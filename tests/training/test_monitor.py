@@ -22,7 +22,7 @@ def at(epoch: int, steps_done: int, loss_sum: float = 0.0, rows: int = 0, rank: 
     return SimpleNamespace(
         recipe=Recipe(epochs=3, batch_size=32), loader=SimpleNamespace(steps=10), world=World(rank=rank),
         step=SimpleNamespace(loss_sum=torch.tensor(loss_sum)), epoch=epoch, steps_done=steps_done, history=ROWS[:rows],
-        folder=Path("runs/it"), watched="test", ended=epoch == 3,
+        folder=Path("runs/it"), watched="test", finished=epoch == 3,
     )  # fmt: skip
 
 

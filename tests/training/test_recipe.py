@@ -198,10 +198,7 @@ def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: s
         ({"img_size": 0}, "img_size is 0, .* 1 and 2048"),
         ({"img_size": 100_000_000}, "img_size is 100000000, .* 1 and 2048"),
         ({"seed": 2**63}, "9223372036854775808, .* 2\\^63"),
-        *(
-            ({"name": f"my{mark}run"}, "run' is not a valid folder name")
-            for mark in '/\\:*?"<>|\0'
-        ),
+        *(({"name": f"my{mark}run"}, "run' is not a valid folder name") for mark in '/\\:*?"<>|\0'),
         ({"name": "n" * 240}, "'nnnnnnnnnnnn...nnnnnnnnnnnnn' is too long"),
         ({"lr": torch.zeros(1000)}, r"lr must be float, not tensor\(\[.{,40}$"),
     ],

@@ -1,11 +1,10 @@
 """Adversarial training: every batch is attacked before a step learns from it.
 
-The attack ascends on a twin of the model in eval mode, as TRADES does: dropout is off and BatchNorm takes its running
-statistics, so what one image becomes does not depend on the others, and no attack moves those statistics. The step
-itself learns in training mode, with our kernels where there are any: they know that mode only, and no attack meets
-them.
+The attack runs on a twin of the model in eval mode, as in TRADES: dropout is off and BatchNorm uses its running
+statistics, so the attack on one image does not depend on the others and does not change those statistics. The step
+itself learns in training mode, with our kernels where we have any; they support that mode only and are never attacked.
 
-Start and steps are functions of (seed, epoch, step) and of the weights: a resumed run sees the same attacks.
+An attack depends on (seed, epoch, step) and on the weights alone, so a resumed run sees the same ones.
 """
 
 from collections.abc import Callable
@@ -25,13 +24,13 @@ from mspcaps.training.average import frozen_twin
 from mspcaps.training.loader import Loader, take_batch
 from mspcaps.training.recipe import Adversary
 
-MIN_DISTANCE = 1e-5  # of a length from 0 and from 1, where its odds would be infinite
+MIN_DISTANCE = 1e-5  # of a length from 0 and 1, where its log-odds would be infinite
 
 
 def as_logits(scores: Tensor, kind: str) -> Tensor:
-    """Class scores [b, K] -> numbers that a softmax takes, in fp32.
+    """Class scores [b, K] -> logits for a softmax, in fp32.
 
-    Lengths lie within [0, 1], where a softmax could never be sure of a class; their log-odds are free. Of a squashed
+    Lengths lie in [0, 1], where a softmax could never be sure of a class; their log-odds are unbounded. For a squashed
     capsule they are twice the logarithm of its length before squashing.
     """
     scores = at_least_fp32(scores)
@@ -43,28 +42,28 @@ def logits_of(model: Model, x: Tensor) -> Tensor:
 
 
 def cross_entropy(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Summed over the images: what pgd ascends."""
+    """Summed over the images: the objective of a pgd attack."""
     return F.cross_entropy(logits_of(model, x), y, reduction="sum")
 
 
-def lead(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Of the best other class over the true one, summed: what validation ascends. On capsule lengths it finds more than
-    cross-entropy does."""
+def margin(model: Model, x: Tensor, y: Tensor) -> Tensor:
+    """The score of the best other class minus that of the true one, summed: the objective of the attack on validation
+    images. On capsule lengths it succeeds more often than cross-entropy does."""
     return cw(at_least_fp32(model(x)), y).sum()
 
 
 def divergence(model: Model, x: Tensor, clean: Tensor) -> Tensor:
-    """Of the answers to x from the clean ones (logits [b, K]), KL(clean || x) summed: what trades ascends."""
+    """KL(clean answers || answers to x), summed; clean: logits [b, K]. The objective of a trades attack."""
     return kl(clean, logits_of(model, x)).sum()
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(softmax(p) || softmax(q)) of logits [b, K] -> [b]."""
+    """Logits p, q [b, K] -> KL(softmax(p) || softmax(q)) [b]."""
     return F.kl_div(q.log_softmax(1), p.log_softmax(1), reduction="none", log_target=True).sum(1)
 
 
 def hashed_start(x: Tensor, key: Tensor, eps: float, share: int = 0) -> Tensor:
-    """Evenly distributed within eps of x and within [0, 1]: a hash of (key, pixel number), as the masks of dropout."""
+    """Uniform within eps of x, clipped to [0, 1]: a hash of (key, pixel number), like dropout masks."""
     numbers = torch.arange(x.numel(), device=x.device) + share * x.numel()
     noise = hash_words(key, numbers).view(x.shape).float() / 2**31 - 1  # [-1, 1]
     return (x + eps * noise).clamp(0, 1)
@@ -73,15 +72,15 @@ def hashed_start(x: Tensor, key: Tensor, eps: float, share: int = 0) -> Tensor:
 def robust_loss(
     model: Model, x: Tensor, attacked: Tensor, y: Tensor, adversary: Adversary, smoothing: float = 0.0
 ) -> Tensor:
-    """What a step descends: images, the same under attack, class numbers or soft targets -> scalar."""
+    """The training loss: images, the same images attacked, class numbers or soft targets -> scalar."""
 
     def criterion(scores: Tensor, y: Tensor) -> Tensor:
         own, y = adversary.loss == "own", smooth_targets(y, scores, smoothing)
         return model.criterion(scores, y) if own else F.cross_entropy(as_logits(scores, model.scores), y)
 
     def with_divergence(scores: Tensor, y: Tensor) -> Tensor:
-        apart = kl(as_logits(scores, model.scores), logits_of(model, attacked)).mean()
-        return criterion(scores, y) + adversary.beta * apart
+        change = kl(as_logits(scores, model.scores), logits_of(model, attacked)).mean()
+        return criterion(scores, y) + adversary.beta * change
 
     if adversary.kind == "pgd":
         return model.training_loss(attacked, y, criterion)
@@ -89,36 +88,36 @@ def robust_loss(
 
 
 class Attack:
-    """The attack of one adversary on one model, which is in eval mode and asks for no gradients of its own."""
+    """The attack of one adversary on one model in eval mode, whose parameters need no gradients."""
 
     def __init__(
-        self, model: Model, adversary: Adversary, compiled: Callable[[Any], Any], ascended: Callable[..., Tensor]
+        self, model: Model, adversary: Adversary, compiled: Callable[[Any], Any], objective: Callable[..., Tensor]
     ) -> None:
         self.model, self.adversary = model, adversary
         self.start, self.logits = compiled(hashed_start), compiled(logits_of)
-        self.ascended, self.from_clean = compiled(ascended), ascended is divergence
+        self.objective, self.from_clean = compiled(objective), objective is divergence
 
     def __call__(self, x: Tensor, y: Tensor, key: Tensor, share: int = 0) -> Tensor:
-        """Images [b, c, h, w] in [0, 1] and their classes -> the images under attack."""
+        """Images [b, c, h, w] in [0, 1] and their classes [b] -> the attacked images."""
         eps, target = self.adversary.eps / 255, y
         if self.from_clean:
             with torch.no_grad():
                 target = self.logits(self.model, x)
         start = self.start(x, key, eps, share)
-        ascended = lambda image: self.ascended(self.model, image, target)  # noqa: E731
-        return pgd_steps(ascended, x, start, eps, self.adversary.step_size / 255, self.adversary.steps)
+        objective = lambda images: self.objective(self.model, images, target)  # noqa: E731
+        return pgd_steps(objective, x, start, eps, self.adversary.step_size / 255, self.adversary.steps)
 
 
 class RobustLoss:
-    """The loss of a step that learns against an adversary: takes the place of `Objective`."""
+    """The loss of a step that trains against an adversary, instead of `Objective`."""
 
     def __init__(
         self, model: Model, adversary: Adversary, key: Tensor, share: int, compiled: Callable[[Any], Any],
         smoothing: float = 0.0,
     ) -> None:  # fmt: skip
         self.adversary, self.key, self.share, self.smoothing = adversary, key, share, smoothing
-        ascended = {"pgd": cross_entropy, "trades": divergence}[adversary.kind]
-        self.attack = Attack(frozen_twin(model), adversary, compiled, ascended)
+        objective = {"pgd": cross_entropy, "trades": divergence}[adversary.kind]
+        self.attack = Attack(frozen_twin(model), adversary, compiled, objective)
         self.batch, self.loss = compiled(take_batch), compiled(robust_loss)
 
     def __call__(self, model: Model, loader: Loader) -> Tensor:

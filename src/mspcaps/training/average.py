@@ -1,7 +1,7 @@
-"""A moving average of the weights, which is what a run with `ema` evaluates and saves.
+"""A moving average of the weights, which a run with `ema` evaluates and saves.
 
-The average of the BatchNorm statistics belongs to it: those of the averaged weights change as slowly as the weights do,
-so no pass over the training images is needed to measure them.
+BatchNorm statistics are averaged, too: the right ones for the averaged weights change as slowly as those weights, so no
+extra pass over the training images is needed.
 """
 
 import copy
@@ -18,11 +18,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def frozen_twin(model: M, tensors: Mapping[str, Tensor] | None = None) -> M:
-    """A copy in eval mode whose parameters ask for no gradients: it computes with `tensors`, by name, and shares the
-    memory of the model for all others.
+    """A copy in eval mode whose parameters need no gradients: it computes with `tensors`, by name, and shares the
+    model's memory for all others.
 
-    A compiled backward pass computes every gradient that is asked for, whoever reads it: one of the images alone takes
-    about half the time.
+    A compiled backward pass computes every gradient that is required, used or not: that of the images alone takes about
+    half the time.
     """
     tensors = tensors or {}
     memo: dict[int, Tensor] = {id(b): tensors.get(name, b) for name, b in model.named_buffers()}
@@ -32,7 +32,7 @@ def frozen_twin(model: M, tensors: Mapping[str, Tensor] | None = None) -> M:
 
 
 def move_average(averages: list[Tensor], values: list[Tensor], steps: Tensor, decay: float) -> None:
-    """One step towards the values. Early on the decay is (1 + steps) / (10 + steps): the start is forgotten soon."""
+    """One step towards the values. The decay begins at (1 + steps) / (10 + steps), to forget the start quickly."""
     weight = 1 - ((1 + steps) / (10 + steps)).clamp(max=decay)
     for average, value in zip(averages, values, strict=True):
         if average.is_floating_point():
@@ -42,7 +42,7 @@ def move_average(averages: list[Tensor], values: list[Tensor], steps: Tensor, de
 
 
 class WeightAverage:
-    """Of the fp32 master weights and of the buffers; `model` computes with them."""
+    """The moving averages of the fp32 master weights and of the buffers; `model` computes with them."""
 
     def __init__(
         self, model: Model, optimizer: FlatOptimizer, decay: float,
@@ -61,5 +61,5 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """After a step of the optimizer."""
+        """Call after every step of the optimizer."""
         self.move(self.averages, self.values, self.optimizer.steps, self.decay)

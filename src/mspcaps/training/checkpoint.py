@@ -1,7 +1,7 @@
-"""The state of a run on disk: one file, replaced whole.
+"""The state of a run on disk: one file, replaced as a whole.
 
-Tensors (master weights, moments, BatchNorm statistics) and progress (epoch, step, history, clock) travel together, so
-a run killed at any instant continues from a state that existed. A checksum over both tells if the disk changed it.
+Tensors (master weights, moments, BatchNorm statistics) and progress (epoch, step, history, clock) are saved together,
+so a run killed at any instant resumes from a state that it was in. A checksum over both detects damage on disk.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, 
 
 
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of the progress and of all tensors, in the order of their names."""
+    """sha256 of the progress and of all tensors, sorted by name."""
     digest = hashlib.sha256(progress.encode())
     for name in sorted(tensors):
         digest.update(f"\0{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\0".encode())
@@ -42,7 +42,7 @@ def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """-> progress, tensors; of a file that is not wanted whole, none."""
+    """-> progress, tensors; unless `whole`, no tensors."""
     check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -58,15 +58,15 @@ def read_checkpoint(path: Path, whole: bool = True) -> tuple[dict[str, Any], dic
 
 
 def check_same_run(path: Path, progress: Mapping[str, Any], recipe: Recipe, now: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of another recipe, or of other images or another teacher than there are `now`."""
+    """Refuse a checkpoint of another recipe, or one whose images or teacher are not those of `now`."""
     if differing := recipe.differences(progress["recipe"]):
         raise MspcapsError(
             f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
         )
-    then = {**now, **progress}  # an older one does not say everything
+    then = {**now, **progress}  # an older checkpoint lacks some of the keys
     changes = {
         "images": f"there were {then['images']:,} training images, but now there are {now['images']:,}",
-        "data_sha256": f"{recipe.data} held other images, although as many",
+        "data_sha256": f"{recipe.data} held different images, though as many",
         "teacher_sha256": f"the teacher {recipe.teacher} had other weights",
     }
     for key, words in changes.items():
@@ -75,7 +75,7 @@ def check_same_run(path: Path, progress: Mapping[str, Any], recipe: Recipe, now:
 
 
 def load_tensors(path: Path, stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Copies what a checkpoint holds into the given tensors, if it holds them all."""
+    """Copy a checkpoint's tensors into the run's; their names and shapes must agree."""
     if {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in tensors.items()}:
         raise MspcapsError(f"{path} belongs to another model; remove it to start the run over")
     for name, tensor in tensors.items():

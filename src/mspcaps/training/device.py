@@ -1,4 +1,4 @@
-"""What a run computes on: the device, its free memory, the precision and the engine that suit it."""
+"""The device that a run computes on, its free memory, and the precision and engine that suit it."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ from mspcaps.errors import MspcapsError
 
 Engine = Literal["eager", "compile", "cudagraph"]
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # Linux
-WORTH_COMPILING = 1_000_000  # images to train on: from about here on a CPU makes up for the time to compile
+WORTH_COMPILING = 1_000_000  # images to train on, over all epochs, from which compiling for a CPU pays off
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
@@ -32,11 +32,11 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MspcapsError("this PyTorch sees no GPU: use --device cpu, or install a build of PyTorch with CUDA")
     if device.type == "cuda":
-        if device.index is None:  # of the processes that torchrun started on a machine each has its own
+        if device.index is None:  # torchrun gives each process of a machine its own GPU
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         if device.index >= torch.cuda.device_count():
             raise MspcapsError(f"there is no device {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
-        torch.cuda.set_device(device)  # graphs are recorded on the current one
+        torch.cuda.set_device(device)  # graphs are recorded on the current device
     elif device.type == "cpu":
         keep_freed_memory()
     return device
@@ -44,8 +44,8 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
 
 @cache
 def keep_freed_memory() -> None:
-    """glibc gives every large block back to the system when it is freed and then waits for new, zeroed pages: half of
-    the time of a step on images of 96 pixels. Blocks up to 2 GB now stay with this process for its next step."""
+    """Keep freed blocks of up to 2 GB for the next step. By default glibc returns every large block to the system and
+    then waits for new, zeroed pages, which takes half the time of a step on images of 96 pixels."""
     trim_threshold, mmap_threshold, most = -1, -3, 2**31 - 1
     with contextlib.suppress(OSError):  # another C library
         libc = ctypes.CDLL("libc.so.6")
@@ -54,8 +54,8 @@ def keep_freed_memory() -> None:
 
 
 def choose_engine(name: str | None, device: torch.device, processes: int = 1, images: int = 0) -> Engine:
-    """An engine by name; by default the fastest that the device supports. On a CPU only a run over many `images` makes
-    up for compiling, which every one of several processes would do for itself."""
+    """An engine by name; by default the fastest that the device supports. On a CPU, compiling pays off only for a
+    single process that trains on many `images`: several processes would each compile."""
     if name is not None and name not in get_args(Engine):
         raise MspcapsError(f"there is no engine {name!r}: the engines are {', '.join(get_args(Engine))}")
     if name == "cudagraph" and device.type != "cuda":
@@ -70,7 +70,7 @@ def choose_engine(name: str | None, device: torch.device, processes: int = 1, im
 
 @cache
 def compiler_works() -> bool:
-    """Whether torch.compile has what it needs; on a CPU that is a C++ compiler."""
+    """Whether torch.compile works here; on a CPU it needs a C++ compiler."""
     try:
         torch.compile(torch.nn.Softplus())(torch.zeros(1))
     except torch._dynamo.exc.BackendCompilerFailed:
@@ -79,7 +79,7 @@ def compiler_works() -> bool:
 
 
 def working_precision(device: torch.device, precision: str | None = None) -> torch.dtype | None:
-    """What the model computes in if that is not fp32; by default the fastest that the device supports."""
+    """bf16, or None for fp32; by default bf16 on a GPU that supports it."""
     supported = device.type != "cuda" or torch.cuda.is_bf16_supported()
     if precision == "bf16" and not supported:
         raise MspcapsError("precision is bf16, which this GPU does not support: use fp32")
@@ -89,12 +89,12 @@ def working_precision(device: torch.device, precision: str | None = None) -> tor
 
 
 def in_precision(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Meanwhile the device computes in it; None: in fp32. No casts are kept: a CUDA graph makes them anew."""
+    """Context: compute in this precision; None: in fp32. Casts are not cached, as a CUDA graph must repeat them."""
     return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device; on a CPU within the limits of its container."""
+    """Free memory of the device; on a CPU, within the limits of the container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
@@ -103,7 +103,7 @@ def free_bytes(device: torch.device) -> int:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 8 << 30
         return pages // 2
     lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024  # what is free without giving up caches would be too little
+    free = int(lines["MemAvailable"].split()[0]) * 1024  # including caches that can be dropped
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, limit - used)

@@ -1,9 +1,9 @@
-"""Several processes, one meaning: n processes with a batch of b compute what one process with the same batch computes.
+"""Several processes, started by torchrun: n of them compute what one process with the same batch would.
 
-Started by torchrun. Every process takes its share of each batch, BatchNorm sees the statistics of the whole batch
-unless the recipe says otherwise, and the gradient is averaged as one vector in one message. gloo on CPU, NCCL on GPUs.
-The same Python runs eagerly and inside a CUDA graph: NCCL's messages are recorded like any kernel, if every process
-records the same ones, and if the first of them, which opens the connections, was sent before (the warm-up does that).
+Every process takes its share of each batch, BatchNorm sees the statistics of the whole batch unless the recipe says
+otherwise, and the gradient is averaged as one vector in one message: by gloo on CPUs, by NCCL on GPUs. The same Python
+runs eagerly and inside a CUDA graph. NCCL's messages are recorded like any kernel, provided that every process records
+the same ones and that the first, which opens the connections, was sent before: the warm-up does that.
 """
 
 import atexit
@@ -27,26 +27,27 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 def join_shares(tensors: list[Tensor], processes: int) -> Tensor:
-    """One fp32 vector of all of them, each divided among the processes: their sum is the mean. bf16 would round it."""
+    """All tensors as one vector, divided by the number of processes so that the sum over them is the mean; in fp32, as
+    bf16 would round it."""
     return torch.cat([tensor.reshape(-1).float() for tensor in tensors]) / processes
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them."""
+    """This process among all others."""
 
     rank: int = 0
     size: int = 1
     grouped: bool = False
-    """Whether messages are sent; a group of one process sends them, too, which is how their cost is measured."""
+    """Whether messages are sent; a group of one process sends them too, to measure their cost."""
 
     @property
     def is_main(self) -> bool:
-        """One process writes files and talks to the user."""
+        """Whether this is the process that writes files and talks to the user."""
         return self.rank == 0
 
     def average(self, tensors: list[Tensor], join: Callable[[list[Tensor], int], Tensor] = join_shares) -> list[Tensor]:
-        """The mean of each over all processes, in fp32; `join` may be compiled."""
+        """The mean of each tensor over all processes, in fp32; `join` may be a compiled `join_shares`."""
         if not self.grouped:
             return tensors
         message = join(tensors, self.size)
@@ -55,73 +56,74 @@ class World:
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def take_from_main(self, tensors: Iterable[Tensor]) -> None:
-        """In place: every process gets those of the main one."""
+        """Copy the main process's tensors to every process, in place."""
         if self.grouped:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    # What follows is about flags and numbers in memory: gloo passes them on without waiting for the GPU.
+    # The methods below exchange flags and numbers on the CPU, through gloo, which does not wait for the GPU.
 
     def any(self, flags: list[bool]) -> list[bool]:
-        """For each flag, whether some process has it set: what all of them do next, all must decide alike."""
+        """Whether any process has set each flag, so that all processes take the same decision."""
         if not self.grouped:
             return flags
-        found = torch.tensor(flags, dtype=torch.int64)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return [bool(flag) for flag in found.tolist()]
+        maxima = torch.tensor(flags, dtype=torch.int64)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        return [bool(flag) for flag in maxima.tolist()]
 
     def all_equal(self, *numbers: int) -> bool:
         """Whether all processes have the same numbers."""
         return self.any([self.agree(*numbers) != [*numbers]]) == [False]
 
     def agree(self, *numbers: float) -> list[float]:
-        """The main process's numbers, for all: what differs in rounding must not be decided on differently."""
-        found = torch.tensor(numbers, dtype=torch.float64)
-        self.take_from_main([found])
-        return found.tolist()
+        """The main process's numbers, for all: a difference in rounding must not lead to different decisions."""
+        shared = torch.tensor(numbers, dtype=torch.float64)
+        self.take_from_main([shared])
+        return shared.tolist()
 
     def barrier(self) -> None:
-        """Nobody goes on before everybody is here."""
+        """Wait until all processes are here."""
         self.any([False])
 
 
 def join_world(device: torch.device) -> World:
-    """Joins the processes that torchrun started; alone if it did not."""
+    """Join the processes that torchrun started; without torchrun, a world of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
     if not dist.is_initialized():
         store, rank, _ = next(rendezvous("env://"))
         dist.init_process_group(backend(device), store=fresh_store(store, rank, size), rank=rank, world_size=size)
-        atexit.register(leave_world)  # not after a run: a process may train several
+        atexit.register(leave_world)  # not after the run: a process may train several
     return World(dist.get_rank(), size, grouped=True)
 
 
 def fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
-    """A part of the store whose name only these processes know.
+    """A part of the store under a new name, which only these processes know.
 
-    When torchrun starts processes again it keeps the store, and the addresses that their predecessors left there would
-    be taken for theirs (PyTorch's issue 135712). So the main process answers what each of the others says now.
+    When torchrun restarts processes it keeps the store, and the addresses that their predecessors left there would be
+    taken for theirs (PyTorch's issue 135712). So each process posts a random word, and the main one answers with that
+    word and the new name, until all have confirmed it.
     """
     name = uuid4().hex
     store.set(f"name/{rank}", name)
     if rank > 0:
-        while not (answer := store.get(f"answer/{rank}").decode()).startswith(name):  # as yet one to a predecessor
+        while not (answer := store.get(f"answer/{rank}").decode()).startswith(name):  # still one to a predecessor
             time.sleep(0.02)
         name = answer.removeprefix(name)
         store.set(f"heard/{rank}", name)
-    deaf = list(range(1, size)) if rank == 0 else []
-    while deaf:
-        for other in deaf:
+    waiting = list(range(1, size)) if rank == 0 else []
+    while waiting:
+        for other in waiting:
             store.set(f"answer/{other}", store.get(f"name/{other}").decode() + name)
         time.sleep(0.02)
-        deaf = [other for other in deaf if not (store.check([k := f"heard/{other}"]) and store.get(k).decode() == name)]
+        waiting = [i for i in waiting if not (store.check([k := f"heard/{i}"]) and store.get(k).decode() == name)]
     return dist.PrefixStore(name, store)
 
 
 @contextmanager
 def group_of_one(device: torch.device) -> Iterator[World]:
-    """This process sends all messages, to itself: what they cost without a network."""
+    """A world in which this process sends all messages to itself, to measure their cost without a network."""
     dist.init_process_group(backend(device), store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield World(grouped=True)
@@ -140,7 +142,7 @@ def leave_world() -> None:
 
 @torch.library.custom_op("mspcaps::all_reduce_sum", mutates_args=())
 def all_reduce_sum(x: Tensor) -> Tensor:
-    """The sum over all processes. An operator of its own, so that torch.compile leaves the message where it is."""
+    """The sum over all processes; a custom operator, so that torch.compile does not move the message."""
     total = x.clone()
     dist.all_reduce(total)
     return total
@@ -151,13 +153,13 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-# Every process uses the sum, so the gradients add up as well.
+# Every process uses the sum, so the gradient is the sum of their gradients.
 all_reduce_sum.register_autograd(lambda ctx, grad: all_reduce_sum(grad))
 
 
 class SyncBatchNorm(nn.Module):
-    """A BatchNorm over the batches of all processes, with the parameters and statistics of the one it stands for;
-    unlike PyTorch's own it also runs on CPU."""
+    """A BatchNorm over the batches of all processes, with the parameters and statistics of the one it replaces; unlike
+    PyTorch's own, it also runs on CPUs."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -184,7 +186,7 @@ class SyncBatchNorm(nn.Module):
         x32, dims, shape = at_least_fp32(x), [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
         own = torch.stack(torch.var_mean(x32, dims, correction=0))  # [2, c]
         before, after = self.rank, self.processes - 1 - self.rank
-        rows = all_reduce_sum(F.pad(own[None], (0, 0, 0, 0, before, after)))  # [processes, 2, c], of all in one message
+        rows = all_reduce_sum(F.pad(own[None], (0, 0, 0, 0, before, after)))  # [processes, 2, c], in one message
         variances, means = rows.unbind(1)
         mean = means.mean(0)
         var = (variances + (means - mean).square()).mean(0)  # within the shares, and between them
@@ -200,14 +202,14 @@ class SyncBatchNorm(nn.Module):
         momentum: Any = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-            if momentum is None:  # cumulative average; not a Python number, which a CUDA graph would freeze
+            if momentum is None:  # cumulative average; a tensor, as a CUDA graph would freeze a Python number
                 momentum = 1 / self.num_batches_tracked
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(var, momentum)
 
 
 def synchronize_batchnorm(model: nn.Module, world: World) -> None:
-    """Every BatchNorm inside the model gives way to one over all processes that shares its parameters and buffers."""
+    """Replace every BatchNorm inside the model by one over all processes that shares its parameters and buffers."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, BatchNorm):

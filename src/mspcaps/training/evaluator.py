@@ -1,4 +1,4 @@
-"""Accuracy and routing health after every epoch, on the training device in the training precision."""
+"""Accuracy and routing health after every epoch, on the device and in the precision of training."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -15,28 +15,28 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
 from mspcaps.models.layers import dropout_keys
-from mspcaps.training.adversary import Attack, lead
+from mspcaps.training.adversary import Attack, margin
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import Engine, in_precision
 from mspcaps.training.loader import WORKERS
 from mspcaps.training.recipe import Adversary, Recipe
 from mspcaps.training.step import Step, capture_graph, compiler_of
 
-BATCH = 1000
+BATCH = 1000  # images
 
 
 def count_correct(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """images [b, c, h, w], uint8 or in [0, 1], labels [b] -> how many the model names rightly."""
+    """images [b, c, h, w], uint8 or in [0, 1], labels [b] -> how many images the model classifies correctly."""
     x = images.float() / 255 if images.dtype == torch.uint8 else images
     return (model(x).argmax(1) == labels).sum()
 
 
 class Evaluator:
-    """`accuracy()` in percent of the images, then `health()`. On a GPU the whole pass is one CUDA graph."""
+    """`accuracy()` in percent, then `health()`. The whole pass over an image set can be captured as one CUDA graph."""
 
     def __init__(
         self, model: Model, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
-        autocast: torch.dtype | None, most: int = BATCH,
+        autocast: torch.dtype | None, max_batch: int = BATCH,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
         self.count = compiler_of(engine)(count_correct)
@@ -45,8 +45,8 @@ class Evaluator:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[tuple[Tensor, Tensor]] = []
         if isinstance(data, ImageSet):
-            batch = min(most, len(data))
-            spare = -len(data) % batch  # all batches get one shape; a label of -1 is never right
+            batch = min(max_batch, len(data))
+            spare = -len(data) % batch  # the last batch is filled up to the same shape; a label of -1 is never right
             images, labels = data.images.to(device), data.labels.to(device)
             if spare:
                 images, labels = torch.cat([images, images[:spare]]), F.pad(labels, (0, spare), value=-1)
@@ -54,7 +54,7 @@ class Evaluator:
 
     @cached_property
     def health_images(self) -> list[tuple[Tensor, Tensor]]:
-        """The images whose routing is watched, uint8, on the device, in chunks."""
+        """The images on which routing health is measured, uint8, on the device, in chunks."""
         index = chosen(len(self.data), self.device)
         if isinstance(self.data, FolderImages):
             parts = iterate_batches(DataLoader(Subset(self.data, index.tolist()), BATCH, num_workers=WORKERS))
@@ -91,20 +91,20 @@ class Evaluator:
         return 100 * self.correct.item() / len(self.data)
 
     def health(self) -> tuple[BlockHealth, ...]:
-        """Of every routing block, in order, as it was when the accuracy was measured last."""
+        """The health of every routing block, in order, from the last call of `accuracy`."""
         return self.meter.read()
 
 
 def make_robust_evaluator(
     step: Step, data: ImageSet | FolderImages | None, recipe: Recipe, device: torch.device, engine: Engine
 ) -> "RobustEvaluator | None":
-    """Of the validation images, if the recipe has an adversary."""
+    """For the validation images, if the recipe has an adversary."""
     if recipe.adversary is None or data is None:
         return None
     if not isinstance(data, ImageSet):
         raise MspcapsError(
-            f"adversary needs validation images that fit into memory, but those of {recipe.dataset} do not: choose a "
-            "smaller img_size"
+            f"an adversary needs validation images that fit into memory, but those of {recipe.dataset} do not: choose "
+            "a smaller img_size"
         )
     twin = step.evaluated if step.average else frozen_twin(step.model)
     batch = recipe.batch_size // step.world.size
@@ -112,10 +112,10 @@ def make_robust_evaluator(
 
 
 class RobustEvaluator(Evaluator):
-    """`accuracy()` in percent of images that the model names rightly under attack.
+    """`accuracy()` under attack, in percent.
 
-    Ten steps of a quarter of eps that raise the best other class over the true one, whatever the model is trained
-    against, from the same random start every time; in batches of the training step, whose backward pass fits.
+    Ten steps of a quarter of eps, whatever the model is trained against, from the same random start every time. They
+    raise the margin of the best other class over the true one. The batch is that of training, whose backward pass fits.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class RobustEvaluator(Evaluator):
     ) -> None:  # fmt: skip
         super().__init__(model, data, device, engine, autocast, batch)
         ten_steps = replace(adversary, step_size=adversary.eps / 4, steps=10)
-        self.attack = Attack(model, ten_steps, compiler_of(engine), lead)
+        self.attack = Attack(model, ten_steps, compiler_of(engine), margin)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # of the starts, one per batch
+        self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # one random start per batch
 
     @torch.no_grad()
     def count_all(self) -> None:

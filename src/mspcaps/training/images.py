@@ -1,4 +1,4 @@
-"""The images of a run: loaded as its recipe says, counted and measured where the recipe leaves things to them."""
+"""The images of a run, loaded and split as its recipe says, and the defaults that follow from them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,16 +18,16 @@ from mspcaps.training.memory import check_memory
 from mspcaps.training.recipe import Recipe
 
 Images = ImageSet | FolderImages
-MIN_SIDE = 32  # own images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
-MIN_STEPS = 8  # of an epoch, where the batch is chosen to fit
-MAX_MEASURED = 2000  # own images that mean and deviation are taken from
+MIN_SIDE = 32  # custom images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
+MIN_STEPS = 8  # per epoch, when the batch size is chosen to fit
+MAX_MEASURED = 2000  # custom images over which mean and deviation are computed
 
 
 def load_images(
     recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None, processes: int = 1
 ) -> tuple[Images, Images | None, Images]:
-    """Images to train on, to choose the epoch on if there are any, and to measure on: those of the test set, or
-    held-out ones of the training set."""
+    """Images to train on, images to choose the epoch on, if any, and images to measure on: the test set, or held-out
+    training images."""
     train, validation, test = load_splits(recipe, device, log, processes)
     if recipe.held_out:
         train, test = hold_out(recipe, train, "held_out")
@@ -39,7 +39,7 @@ def load_images(
 
 
 def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSet]:
-    """-> (the images left to train on, as many as the field of the recipe says)."""
+    """-> (the remaining training images, as many held-out ones as the recipe's field says)."""
     if not isinstance(train, ImageSet):
         raise MspcapsError(
             f"{field} needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller img_size"
@@ -49,7 +49,7 @@ def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSe
 
 
 def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
-    """-> (the images of the other folds, those of the recipe's fold)."""
+    """-> (the images of the other folds, the images of the recipe's fold)."""
     labels = torch.as_tensor(train.labels).cpu()
     counts = labels.bincount(minlength=len(train.classes))
     if counts.min() < recipe.folds:
@@ -57,17 +57,16 @@ def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
             f"folds is {recipe.folds}, but {recipe.dataset} has only {counts.min()} training images of "
             f"{train.classes[counts.argmin()]}: choose fewer folds, or add images of it"
         )
-    chosen = fold_numbers(labels, recipe.folds) == recipe.fold
-    place = train.images.device if isinstance(train, ImageSet) else "cpu"
-    rest, measured = ((one.nonzero().flatten().to(place)) for one in (~chosen, chosen))
+    in_fold = fold_numbers(labels, recipe.folds) == recipe.fold
+    device = train.images.device if isinstance(train, ImageSet) else "cpu"
+    rest, measured = (mask.nonzero().flatten().to(device) for mask in (~in_fold, in_fold))
     return train.subset(rest), train.subset(measured)
 
 
 def load_splits(
     recipe: Recipe, device: torch.device, log: Callable[[str], None], processes: int
 ) -> tuple[Images, Images | None, Images]:
-    """Training, validation and test images: on the device if they fit into half of its memory, else read as they are
-    needed."""
+    """Training, validation and test images: on the device if they fit into half its memory, else read when needed."""
     own = has_validation(recipe.data)
     if own and recipe.validation:
         raise MspcapsError(
@@ -82,20 +81,20 @@ def load_splits(
             f"{recipe.data} has only one class{' folder' if folder else ''}, {train.classes[0]}, but training needs at "
             f"least two{': name the folder whose subfolders are the classes' if folder else ''}"
         )
-    found = (train, test, *validation)
-    for note in dict.fromkeys(note for part in found if isinstance(part, FolderImages) for note in part.notes):
+    parts = (train, test, *validation)
+    for note in dict.fromkeys(note for part in parts if isinstance(part, FolderImages) for note in part.notes):
         log(f"note: {note}")
     size = training_size(recipe, train)
-    resident = 0 if isinstance(train, FolderImages) else len(train)  # those of folders are read only if they fit
+    resident = 0 if isinstance(train, FolderImages) else len(train)  # a folder is read into memory only if it fits
     check_memory(recipe, device, len(train.classes), train.channels, size, resident, processes)
-    train, test, *validation = read_if_they_fit([resized(part, size) for part in found], device, log)
+    train, test, *validation = read_if_they_fit([resized(part, size) for part in parts], device, log)
     if isinstance(train, ImageSet):
         train = train.to(device)
     return train, validation[0] if validation else None, test
 
 
 def read_if_they_fit(parts: list[Images], device: torch.device, log: Callable[[str], None]) -> list[Images]:
-    """Pictures of folders are read now if all fit into half of the memory; else only their headers are."""
+    """Read the pictures of folders now if all fit into half of the memory; else check their headers only."""
     folders = [part for part in parts if isinstance(part, FolderImages)]
     if not folders:
         return parts
@@ -108,29 +107,30 @@ def read_if_they_fit(parts: list[Images], device: torch.device, log: Callable[[s
 
 
 def open_split(recipe: Recipe, split: str) -> Images:
-    """Pictures of a folder are not read yet."""
-    wanted = (recipe.img_size, recipe.img_size) if recipe.img_size else None
+    """One split of the recipe's data; the pictures of a folder are not read yet."""
+    size = (recipe.img_size, recipe.img_size) if recipe.img_size else None
     if is_picture_folder(recipe.data):
-        pictures, notes = open_folder(Path(recipe.data).expanduser(), split, wanted), list[str]()
+        pictures, notes = open_folder(Path(recipe.data).expanduser(), split, size), list[str]()
         kept = pictures.readable(notes.append) if recipe.skip_broken else pictures
         return replace(kept, notes=(*kept.notes, *notes))
-    return load_dataset(recipe.data, split, wanted)
+    return load_dataset(recipe.data, split, size)
 
 
 def resized(images: Images, size: tuple[int, int]) -> Images:
-    """Pictures that are not read yet will be read in that size."""
+    """The images in another size; pictures of a folder will be read in it."""
     return images.resized(size) if isinstance(images, ImageSet) else replace(images, size=size)
 
 
 def training_size(recipe: Recipe, train: Images) -> tuple[int, int]:
-    """Of images whose size the recipe leaves open, their own, if that is not too small."""
+    """The recipe's image size, or else that of the images, but at least MIN_SIDE."""
     if recipe.img_size:
         return recipe.img_size, recipe.img_size
     return max(train.size[0], MIN_SIDE), max(train.size[1], MIN_SIDE)
 
 
 def count_custom_images(recipe: Recipe) -> int | None:
-    """How many own images there are now to train on; None of a published set, which does not change, and of none."""
+    """How many custom images there are to train on; None for a published set, which does not change, and for a missing
+    path."""
     if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
         return None
     train = open_split(replace(recipe, img_size=None), "train")
@@ -140,12 +140,12 @@ def count_custom_images(recipe: Recipe) -> int | None:
 
 
 def fitting_batch(images: int) -> int:
-    """The batch for own images if nobody chose one: the largest power of two that leaves MIN_STEPS steps, 2 to 128."""
+    """The default batch size for custom images: the largest power of two, 2 to 128, that leaves MIN_STEPS steps."""
     return max(2, min(Recipe.batch_size, 1 << (images // MIN_STEPS).bit_length() >> 1))
 
 
 def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel: of own images over at most MAX_MEASURED, evenly spread, in memory or not."""
+    """Mean and deviation per channel; for custom images, over at most MAX_MEASURED of them, evenly spread."""
     if recipe.data in CATALOG:
         return facts(recipe.data).mean, facts(recipe.data).std
     index = torch.linspace(0, len(train) - 1, min(len(train), MAX_MEASURED)).long()
@@ -160,7 +160,7 @@ def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tup
 
 
 def check_outside(recipe: Recipe, path: Path, option: str) -> None:
-    """What a run writes among the class folders would be taken for a class the next time."""
+    """Refuse to write among the class folders: the next run would take the files for a class."""
     pictures = Path(recipe.data).expanduser()
     if not is_picture_folder(recipe.data) or not path.resolve().is_relative_to(pictures.resolve()):
         return

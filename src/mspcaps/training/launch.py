@@ -1,4 +1,4 @@
-"""`train`: from a recipe to a result, shown while it goes, unless the ledger says that it is done."""
+"""`train`: from a recipe to its result, with progress on the way, or straight from the ledger if the run is done."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ from mspcaps.training.trainer import SAVE_EVERY, Listener, Log, Trainer
 
 
 class Stopped(MspcapsError):
-    """A run that was told to stop; of several processes the main one says why."""
+    """The run was told to stop; with several processes, only the main one says how to resume."""
 
 
 def train(
@@ -50,32 +50,32 @@ def train(
     Args:
         recipe: What to compute; change fields with `load_recipe(name).replace(epochs=30)`.
         device: cpu, cuda or mps; default: the GPU if there is one.
-        engine: How steps are executed, eager, compile or cudagraph; default: the fastest that the device supports.
+        engine: How steps are executed: eager, compile or cudagraph; default: the fastest that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
         overwrite: Train a finished run again and replace its ledger entry.
-        save_every: Seconds between two checkpoints.
-        progress: Show a progress bar, or lines where there is no terminal, and tell what is done.
+        save_every: Seconds between checkpoints.
+        progress: Show a progress bar, or plain lines without a terminal, and log what is being done.
         log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
         listener: Called with the trainer after every few steps and every epoch.
         on_epoch: Called with the row of every epoch (epoch, lr, loss, accuracy) when it ends.
-        stop: Once it is set, the run saves a checkpoint and ends with `Stopped`.
-        log: Takes the lines that tell what is done.
+        stop: Once it is set, the run saves a checkpoint and raises `Stopped`.
+        log: Called with every line that is logged.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     is_main = os.environ.get("RANK", "0") == "0"
     out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
-    before = ledger.find_run(results, recipe, overwrite=overwrite)
-    if before and not overwrite and (run_folder(out, recipe) / reported_file(before)).is_file():
-        done = load_finished(recipe, out, results, before)
-        log(f"already done: {done.run.accuracy}; overwrite replaces it, another seed or name starts another run")
-        log(f"weights: {done.weights}")
-        return done
-    each = EachEpoch(on_epoch) if on_epoch else None
-    with combine_listeners(progress, log_dir, listener, each) as tell:
+    previous = ledger.find_run(results, recipe, overwrite=overwrite)
+    if previous and not overwrite and (run_folder(out, recipe) / reported_file(previous)).is_file():
+        finished = load_finished(recipe, out, results, previous)
+        log(f"already done: {finished.run.accuracy}; overwrite replaces it, another seed or name starts another run")
+        log(f"weights: {finished.weights}")
+        return finished
+    epoch_listener = EachEpoch(on_epoch) if on_epoch else None
+    with combine_listeners(progress, log_dir, listener, epoch_listener) as listeners:
         trainer = Trainer(
-            recipe, choose_device(device), engine, out, results, save_every, tell, log=log, stop=stop,
-            repeats=before if not overwrite else None,
+            recipe, choose_device(device), engine, out, results, save_every, listeners, log=log, stop=stop,
+            repeats=previous if not overwrite else None,
         )  # fmt: skip
         result = trainer.run()
     if result is None:
@@ -92,25 +92,25 @@ def train(
 
 
 @contextlib.contextmanager
-def combine_listeners(progress: bool, log_dir: str | Path | None, *given: Listener | None) -> Iterator[Listener]:
+def combine_listeners(progress: bool, log_dir: str | Path | None, *others: Listener | None) -> Iterator[Listener]:
     """All listeners of a run as one."""
     with contextlib.ExitStack() as stack:
-        listeners = [one for one in given if one]
+        listeners = [listener for listener in others if listener]
         if progress:
             listeners.append(ShowProgress(stack.enter_context(Progress("images", file=sys.stdout))))
         if log_dir is not None:
             listeners.append(board := TensorBoard(Path(log_dir)))
             stack.callback(board.close)
 
-        def tell(trainer: "Trainer") -> None:
-            for one in listeners:
-                one(trainer)
+        def call_all(trainer: "Trainer") -> None:
+            for listener in listeners:
+                listener(trainer)
 
-        yield tell
+        yield call_all
 
 
 def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
-    """The result of a run whose weights are in its folder; they may be those of its repeat."""
+    """The result of a finished run, or of its repeat if the weights in the folder are the repeat's."""
     folder = run_folder(out, recipe)
     weights = folder / reported_file(run)
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)

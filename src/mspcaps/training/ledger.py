@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import subprocess
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
 _REAL = int | float
-_REQUIRED: dict[str, dict[str, Any]] = {  # of an entry, and of the tables inside it: keys, and which are what numbers
-    "": dict.fromkeys(("model", "params", "dataset", "recipe", "seed", "accuracy", "curve", "seconds", "device")),
+_REQUIRED: dict[str, dict[str, Any]] = {  # the keys of an entry and of its tables, with the type if it is a number
+    "": dict.fromkeys(("model", "params", "dataset", "recipe", "accuracy", "curve", "seconds", "device"))
+    | {"seed": int},
     "recipe": {"name": None, "epochs": int},
     "accuracy": {"last": _REAL, "best": _REAL, "best_epoch": int},
     "curve": {"loss": None, "accuracy": None},
@@ -35,13 +36,13 @@ _REQUIRED: dict[str, dict[str, Any]] = {  # of an entry, and of the tables insid
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Percent after the last epoch and after the best one, and which epoch that was: the best on the validation images
-    if there were any, else on the images that are measured on."""
+    """Percent after the last epoch and after the best one, and which that was: the best on the validation images if
+    there were any, else on the images that the run is measured on."""
 
     last: float
     best: float
     best_epoch: int
-    chosen_on: str = "test"  # or held-out, or validation: the images on which that epoch is the best
+    chosen_on: str = "test"  # the images on which that epoch is the best: test, held-out or validation
 
     def __str__(self) -> str:
         return (
@@ -52,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Training time including evaluation; `side_by_side` runs shared the device meanwhile."""
+    """Training time including evaluation; `side_by_side` runs shared the device."""
 
     train: float
     per_epoch: float = 0.0
@@ -61,14 +62,14 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Run:
-    """One entry of the ledger. What an older entry does not say has the value of the default."""
+    """One entry of the ledger. Fields that an older entry lacks have their default."""
 
     model: str
     params: int
     dataset: str
-    recipe: dict[str, Any] = field(repr=False)  # resolved and whole
+    recipe: dict[str, Any] = field(repr=False)  # resolved, with every field
     seed: int
-    epochs: int  # that were run: fewer than those of the recipe if its patience was at an end
+    epochs: int  # how many were run: fewer than the recipe's if its patience ran out
     accuracy: Accuracy
     curve: dict[str, Any] = field(repr=False)  # loss and accuracy of every epoch; health of every routing block;
     # with validation images also their accuracy, under attack if there is an adversary
@@ -76,43 +77,43 @@ class Run:
     device: str
     options: dict[str, Any] = field(default_factory=dict)  # of the model's family
     provenance: str = ""  # of the images
-    images: int | None = None  # that it was trained on
-    data_sha256: str | None = None  # fingerprint of one's own images
-    initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and what was taken over
-    teacher_sha256: str | None = None  # of the file
+    images: int | None = None  # how many it was trained on
+    data_sha256: str | None = None  # fingerprint of custom images
+    initial: dict[str, str] | None = None  # with `init`: sha256 of the file, and which weights were transferred
+    teacher_sha256: str | None = None  # of the teacher's weights file
     measured_on: str = "test"
-    watched: str = ""  # the images of the accuracies in the curve: test, held-out or validation
+    watched: str = ""  # the images that the curve's accuracies were measured on: test, held-out or validation
     processes: int = 1
     precision: str = ""
     engine: str = ""
     software: dict[str, str] = field(default_factory=dict)
     commit: str | None = None
     weights_sha256: str = ""
-    renamed_from: str | None = None  # if the name of the run has changed since, because a default changed
+    renamed_from: str | None = None  # the run's name before a default changed, and its name with it
 
     @property
     def validated(self) -> bool:
-        """Whether the epoch was chosen on validation images: then its weights are those we report."""
+        """Whether the epoch was chosen on validation images: then we report its weights, not the last ones."""
         return "validation" in self.curve
 
     @property
     def name(self) -> str:
-        """What this way of training is called: `paper`, `paper+epochs=90`."""
+        """The recipe's name: `paper`, `paper+epochs=90`."""
         return str(self.recipe["name"])
 
     @property
     def path(self) -> Path:
-        """Where its entry lies below runs/ or repeats/."""
+        """The path of its entry below runs/ or repeats/."""
         return Path(self.dataset, self.model, f"{run_name(self.recipe | {'seed': self.seed})}.json")
 
 
 def entry_path(results: Path, recipe: Recipe, kind: str = RUNS) -> Path:
-    """Of a run, or of its repeat."""
+    """The file of a run, or of its repeat."""
     return results / kind / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
 
 
 def measured_images(recipe: Recipe) -> str:
-    """Which images the accuracy of a run is of, in words."""
+    """The images that a run's accuracy is measured on, in words."""
     if recipe.folds:
         return f"fold {recipe.fold} of {recipe.folds} of the training images"
     return f"{recipe.held_out:,} held-out training images" if recipe.held_out else "test"
@@ -128,25 +129,25 @@ def list_runs(results: str | Path, kind: str = RUNS) -> list[Run]:
     folder = Path(results, kind)
     if not folder.is_dir() and kind == RUNS:
         raise MspcapsError(f"there is no ledger folder {folder}: `mspcaps train` creates one; --results names another")
-    order = {name: place for place, name in enumerate(CATALOG)}
-    runs = [read_run(path) for path in folder.glob("*/*/*.json")]
+    order = {name: position for position, name in enumerate(CATALOG)}
 
-    def place(run: Run) -> tuple[Any, ...]:
+    def sort_key(run: Run) -> tuple[Any, ...]:
         return order.get(run.dataset, len(order)), run.dataset, run.model, run.name, run.seed, run.recipe["fold"]
 
-    return sorted(runs, key=place)
+    return sorted((read_run(path) for path in folder.glob("*/*/*.json")), key=sort_key)
 
 
 def read_run(path: str | Path) -> Run:
-    """One entry, checked: a figure that was moved or changed by hand contradicts the rest of its file."""
+    """One entry, checked: if a figure was changed or the file was moved, the rest of the entry contradicts it."""
     path = Path(path)
     entry = _read_entry(path)
     curve, recipe = entry["curve"], stored_recipe(entry["recipe"])
-    measured = measured_on(recipe)  # older entries do not name the images that they mean
-    accuracy = Accuracy(**{"chosen_on": "validation" if "validation" in curve else measured} | entry["accuracy"])
-    known = {key: value for key, value in entry.items() if key in Run.__dataclass_fields__}
-    known |= {"accuracy": accuracy, "seconds": Seconds(**entry["seconds"]), "recipe": recipe}
-    run = Run(**{"epochs": recipe["epochs"], "options": recipe["options"], "watched": measured} | known)
+    measured = measured_on(recipe)  # older entries do not name the images
+    defaults = {"epochs": recipe["epochs"], "options": recipe["options"], "watched": measured}
+    chosen_on = "validation" if "validation" in curve else measured
+    accuracy = Accuracy(**{"chosen_on": chosen_on} | _fields_of(Accuracy, entry["accuracy"]))
+    seconds = Seconds(**_fields_of(Seconds, entry["seconds"]))
+    run = Run(**defaults | _fields_of(Run, entry) | {"accuracy": accuracy, "seconds": seconds, "recipe": recipe})
     if path.parts[-3:] != run.path.parts:
         raise MspcapsError(f"{path} describes another run: by its content it should be {path.parents[2] / run.path}")
     if not _fits_curve(run):
@@ -154,9 +155,14 @@ def read_run(path: str | Path) -> Run:
     return run
 
 
+def _fields_of(kind: type, table: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a table that are fields of a dataclass; a newer version may have written more."""
+    return {field.name: table[field.name] for field in fields(kind) if field.name in table}
+
+
 def _fits_curve(run: Run) -> bool:
-    """Whether the figures of a run follow from its epochs, as far as they can: test images may have been looked at only
-    once, at the end."""
+    """Whether a run's accuracy and number of epochs follow from its curve; with validation images only the best epoch
+    does, as the test images were used once, at the end."""
     curve, accuracy = run.curve, run.accuracy
     scores = curve.get("validation", curve["accuracy"])
     if not len(curve["accuracy"]) == len(curve["loss"]) == len(scores) == run.epochs > 0:
@@ -172,7 +178,7 @@ def _fits_curve(run: Run) -> bool:
 
 
 def _read_entry(path: Path) -> dict[str, Any]:
-    """With every table and key that an entry must have."""
+    """The content of an entry, which must have every required table and key."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -186,25 +192,25 @@ def _read_entry(path: Path) -> dict[str, Any]:
             if not isinstance(table, dict) or key not in table:
                 raise MspcapsError(f"{path} is not a complete ledger entry: {name} is missing")
             if kind and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
-                raise MspcapsError(f"{path} was changed: {name} is {table[key]!r:.40}, which is no number")
+                raise MspcapsError(f"{path} was changed: {name} is {table[key]!r:.40}, which is not a number")
     for key in ("loss", "accuracy", "validation"):
         values = entry["curve"].get(key, [])
-        if odd := [x for x in values if not isinstance(x, _REAL)] if isinstance(values, list) else [values]:
-            raise MspcapsError(f"{path} was changed: curve.{key} has {odd[0]!r:.40}, which is no number")
+        if bad := [x for x in values if not isinstance(x, _REAL)] if isinstance(values, list) else [values]:
+            raise MspcapsError(f"{path} was changed: curve.{key} has {bad[0]!r:.40}, which is not a number")
     return entry
 
 
 def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = False) -> Run | None:
-    """The finished run of a recipe, or None: the one place that says whether a run is done.
+    """The finished run of a recipe, or None: the one place that decides whether a run is done.
 
-    An entry of its name that tells of another recipe is refused: it is neither the run nor to be overwritten. So is one
-    of other images, unless it will be overwritten.
+    An entry with the same name but another recipe is refused: it is not this run, and must not be overwritten. So is an
+    entry from other images or another teacher, unless it is to be overwritten.
     """
     path = entry_path(results, recipe, kind)
     if not path.is_file():
         return None
     run, recipe = read_run(path), recipe.resolve()
-    left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}  # to one's own images
+    left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}  # set by custom images
     if differing := [key for key in recipe.differences(run.recipe) if key not in left_open]:
         raise MspcapsError(
             f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
@@ -223,7 +229,7 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
 
 
 def _change_of_data(run: Run, recipe: Recipe) -> str:
-    """In words; empty if there is none, and if the entry or the disk does not say."""
+    """How the images differ from those of the run, in words; empty if they do not, or if that cannot be known."""
     images = count_custom_images(recipe) if run.images is not None else None
     if images is not None and images != run.images:
         return f"from {run.images:,} training images to {images:,}"
@@ -232,7 +238,7 @@ def _change_of_data(run: Run, recipe: Recipe) -> str:
 
 
 def teacher_sha256(recipe: Recipe) -> str | None:
-    """Of the teacher's weights: a run that goes on, or one that is done, had a certain one."""
+    """Checksum of the teacher's weights, which must not change between the start of a run and its end."""
     path = weights_path(recipe.teacher) if recipe.teacher else None
     return sha256_of(path) if path and path.is_file() else None
 
@@ -254,8 +260,8 @@ def software() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Of the package, marked "-dirty" if files of it were changed since; MSPCAPS_COMMIT says it where the tree came
-    without its history."""
+    """The commit of the package, with "-dirty" if its files have changed since; MSPCAPS_COMMIT names it for a source
+    tree without its history."""
     if commit := os.environ.get("MSPCAPS_COMMIT"):
         return commit
 
@@ -264,7 +270,7 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", __file__)  # installed into somebody's project it is not of their commit
+        git("ls-files", "--error-unmatch", __file__)  # inside another project's tree, its commit is not ours
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

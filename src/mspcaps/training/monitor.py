@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes: listeners of the trainer."""
+"""What a run shows while it trains: listeners of the trainer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def summary(trainer: "Trainer") -> str:
-    """What is trained on what, in one line: so that a wrong size is noticed at once."""
+    """What is trained on what, in one line, so that a wrong size is noticed at once."""
     recipe, epoch, steps = trainer.recipe, trainer.epoch, trainer.steps_done
     watched = f", {len(trainer.evaluator.data):,} validation" if trainer.watched == "validation" else ""
     params = sum(p.numel() for p in trainer.model.parameters())
-    since = f"step {steps} of epoch {epoch + 1}" if steps else f"epoch {epoch}"
+    resumed_after = f"step {steps} of epoch {epoch + 1}" if steps else f"epoch {epoch}"
     return (
         f"{recipe.dataset}: {trainer.loader.n:,} training{watched} and {len(trainer.test):,} {trainer.measured_on} "
         f"images of {len(trainer.classes)} classes, {' x '.join(map(str, trainer.shape))}; {recipe.model}, "
         f"{params:,} parameters; {recipe.epochs} epoch{'s' * (recipe.epochs != 1)} in batches of {recipe.batch_size} "
         f"on {device_name(trainer.device)}"
-    ) + (f"; continues after {since}" if epoch or steps else "")
+    ) + (f"; continues after {resumed_after}" if epoch or steps else "")
 
 
 class ShowProgress:
-    """Epoch, images per second, time left, loss and accuracy. Of runs side by side each has its name before it."""
+    """Shows epoch, images per second, time left, loss and accuracy; `named` puts the name of the run first."""
 
     def __init__(self, progress: Progress, named: bool = False) -> None:
         self.progress, self.named = progress, named
@@ -38,9 +38,9 @@ class ShowProgress:
     def __call__(self, trainer: "Trainer") -> None:
         run, recipe, steps = str(trainer.folder), trainer.recipe, trainer.loader.steps
         if not trainer.world.is_main or not (trainer.finished or self.progress.due(run)):
-            return  # reading the loss makes a GPU wait, so it is not read more often than it is shown
-        between = trainer.steps_done == 0 and bool(trainer.history)
-        loss = trainer.history[-1].loss if between else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
+            return  # reading the loss stalls a GPU, so it is read only when it is shown
+        between_epochs = trainer.steps_done == 0 and bool(trainer.history)
+        loss = trainer.history[-1].loss if between_epochs else trainer.step.loss_sum.item() / max(trainer.steps_done, 1)
         detail = [f"loss {loss:.4f}"]
         if trainer.history:
             row = trainer.history[-1]
@@ -48,30 +48,30 @@ class ShowProgress:
             if recipe.adversary and row.validation is not None:
                 detail.append(f"robust {row.validation:.2f} %")
         name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
-        label = f"{name}epoch {max(1, trainer.epoch + (not between))}/{recipe.epochs}"
+        label = f"{name}epoch {max(1, trainer.epoch + (not between_epochs))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
-        whole = done if trainer.finished else recipe.epochs * steps * recipe.batch_size
-        self.progress.update(run, done, whole, "  ".join(detail), label)
+        total = done if trainer.finished else recipe.epochs * steps * recipe.batch_size
+        self.progress.update(run, done, total, "  ".join(detail), label)
 
 
 class EachEpoch:
-    """Calls a function with the row of every epoch, once; epochs of the sittings before this one are not told again."""
+    """Calls a function once with the row of every epoch, except those from before a resume."""
 
     def __init__(self, function: Callable[[Epoch], object]) -> None:
-        self.function, self.told = function, -1
+        self.function, self.reported = function, -1  # -1: not called yet
 
     def __call__(self, trainer: "Trainer") -> None:
         if not trainer.world.is_main:
             return
-        if self.told < 0:
-            self.told = len(trainer.history)
-        for row in trainer.history[self.told :]:
-            self.told += 1
+        if self.reported < 0:
+            self.reported = len(trainer.history)
+        for row in trainer.history[self.reported :]:
+            self.reported += 1
             self.function(row)
 
 
 class TensorBoard(EachEpoch):
-    """Writes loss, learning rate and accuracy after every epoch, in a folder per run."""
+    """Writes loss, learning rate and accuracy after every epoch, to one folder per run."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(self.write)

@@ -1,8 +1,8 @@
-"""Muon (Jordan et al., 2024): momentum whose matrices are made orthogonal before a step follows them.
+"""Muon (Jordan et al., 2024): momentum made orthogonal, matrix by matrix, before each step.
 
-A step of SGD moves a layer mostly along the few directions in which its gradient is large. Muon takes the orthogonal
-matrix nearest to the momentum instead, so that all directions of a layer move equally far. That is for layers that
-multiply by a matrix; everything else stays with the optimizer of the recipe.
+A step of SGD moves a layer mostly along the few directions in which its gradient is large. Muon steps along the
+orthogonal matrix nearest to the momentum instead, which moves all directions equally far. It is for layers that
+multiply by a matrix; all other parameters stay with the recipe's optimizer.
 """
 
 import math
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model
 
-# a x + b x^3 + c x^5 moves all singular values in (0, 1] towards 1; these coefficients trade exactness for speed: after
-# five rounds they lie between about 0.7 and 1.2.
+# A x + B x^3 + C x^5 moves all singular values in (0, 1] towards 1. These coefficients trade accuracy for speed: after
+# five rounds the values lie between about 0.7 and 1.2.
 A, B, C = 3.4445, -4.7750, 2.0315
 ROUNDS = 5
 EPS = 1e-7
@@ -24,10 +24,10 @@ Shape: TypeAlias = tuple[int, int, int]  # of one parameter: how many matrices i
 
 
 def muon_shapes(model: Model) -> dict[str, Shape]:
-    """Parameters that Muon takes, by name: weights of convolutions and linear layers outside the classifier.
+    """The parameters for Muon, by name: weights of convolutions and linear layers outside the classifier.
 
     A convolution multiplies every patch by a matrix [out, in * height * width], a grouped one by a matrix per group. A
-    depthwise one has no matrix, only a vector per channel, and so it is not among them.
+    depthwise one has only a vector per channel, so it is not among them.
     """
     head = {id(p) for p in model.get_classifier().parameters()}
     shapes = {}
@@ -46,7 +46,7 @@ def muon_shapes(model: Model) -> dict[str, Shape]:
 
 
 def orthogonalize(x: Tensor) -> Tensor:
-    """Matrices [n, r, c] -> those of nearly the same singular vectors and of singular values near 1 (Newton-Schulz)."""
+    """Matrices [n, r, c] -> the same with all singular values near 1, by Newton-Schulz iteration."""
     if x.shape[1] > x.shape[2]:
         return orthogonalize(x.mT).mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + EPS)  # no singular value is above 1
@@ -57,18 +57,18 @@ def orthogonalize(x: Tensor) -> Tensor:
 
 
 def muon_direction(flat: Tensor, shapes: tuple[Shape, ...], dtype: torch.dtype) -> Tensor:
-    """The momentum of all parameters of a group, flat, in the order of their shapes -> the direction of the step.
+    """The flat momentum of a group's parameters, in the order of their shapes -> the direction of the step.
 
-    Matrices of one shape are computed together. The order of columns does not matter here, so channels may come last in
-    memory. Tall matrices step further, by the root of rows / columns, so that their outputs move as far as others'.
+    Matrices of one shape are computed together. The order of columns does not matter, so channels may come last in
+    memory. Tall matrices step further, by sqrt(rows / columns), so that all layers' outputs change equally.
     """
     pieces = flat.split([math.prod(shape) for shape in shapes])
     directions = [*pieces]
     for rows, columns in dict.fromkeys(shape[1:] for shape in shapes):
         members = [i for i, shape in enumerate(shapes) if shape[1:] == (rows, columns)]
         stacked = torch.cat([pieces[i].view(shapes[i]) for i in members])
-        found = orthogonalize(stacked.to(dtype)).float() * max(1.0, rows / columns) ** 0.5
-        for i, piece in zip(members, found.split([shapes[i][0] for i in members]), strict=True):
+        stacked = orthogonalize(stacked.to(dtype)).float() * max(1.0, rows / columns) ** 0.5
+        for i, piece in zip(members, stacked.split([shapes[i][0] for i in members]), strict=True):
             directions[i] = piece.reshape(-1)
     return torch.cat(directions)
 
@@ -77,8 +77,8 @@ def muon(
     p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, momentum: float,
     nesterov: bool, shapes: tuple[Shape, ...], dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """One step in place on flat vectors, always with Nesterov momentum, and with decoupled decay; products are computed
-    in the working precision."""
+    """One step, in place on flat vectors, always with Nesterov momentum and decoupled weight decay; products are
+    computed in the working precision."""
     (velocity,) = state
     velocity.mul_(momentum).add_(g)
     direction = muon_direction(g.add(velocity, alpha=momentum), shapes, dtype)

@@ -1,8 +1,8 @@
-"""What a step descends: the family's own loss, with smoothed labels and beside a teacher if the recipe says so.
+"""The training loss: the family's own, with smoothed labels and a teacher if the recipe says so.
 
-Every loss of the library takes soft targets and is linear in them: with smoothed labels it is the loss that one expects
-if that share of the labels were drawn at random, for the margin loss of capsules as for cross-entropy. A decoder still
-draws what the label says.
+Every loss of the library takes soft targets and is linear in them: the loss on smoothed labels is the expected loss if
+that share of the labels were drawn at random, for the margin loss of capsules as for cross-entropy. A decoder still
+reconstructs the labelled class.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,25 +25,25 @@ def batch_loss(
 ) -> Tensor:  # fmt: skip
     """The loss on the batch at the loader's position -> scalar.
 
-    With a teacher it is (1 - weight) of the model's own loss and weight T^2 KL(teacher || model), both softened by the
-    temperature T; T^2 keeps the gradients as large as without it. The teacher sees the same images, augmented and mixed
-    as they are; of capsule lengths the log-odds are compared.
+    With a teacher it is (1 - weight) times the model's own loss plus weight T^2 KL(teacher || model), both softened by
+    the temperature T; T^2 keeps the size of the gradients. The teacher sees the same augmented and mixed images. For
+    capsule lengths, log-odds are compared.
     """
     x, y = take_batch(loader)
-    taught = logits_of(teacher, x) / temperature if teacher is not None else None
+    target = logits_of(teacher, x) / temperature if teacher is not None else None
 
     def criterion(scores: Tensor, y: Tensor) -> Tensor:
         loss = model.criterion(scores, smooth_targets(y, scores, smoothing))
-        if taught is None:
+        if target is None:
             return loss
-        apart = kl(taught, as_logits(scores, model.scores) / temperature).mean()
-        return (1 - weight) * loss + weight * temperature**2 * apart
+        distance = kl(target, as_logits(scores, model.scores) / temperature).mean()
+        return (1 - weight) * loss + weight * temperature**2 * distance
 
     return model.training_loss(x, y, criterion)
 
 
 class Objective:
-    """The loss of the steps of a recipe that has no adversary."""
+    """The training loss of a recipe without an adversary."""
 
     def __init__(self, recipe: Recipe, teacher: Model | None, compiled: Callable[[Any], Any]) -> None:
         self.loss = compiled(batch_loss)
@@ -54,9 +54,9 @@ class Objective:
 
 
 def check_soft_targets(recipe: Recipe, model: Model, loader: Loader) -> None:
-    """Refuses smoothed and mixed labels if the model's loss, which may be somebody's own, takes class numbers only."""
+    """Refuse smoothed and mixed labels if the model's loss, which may be custom, takes only class numbers."""
     fields = {"label_smoothing": recipe.label_smoothing, "augment.mixup": loader.augment.mixup}
-    scores = torch.full((2, len(loader.classes)), 0.5, device=loader.images.device)  # a loss may have weights there
+    scores = torch.full((2, len(loader.classes)), 0.5, device=loader.images.device)  # where the loss may have weights
     for field, value in fields.items():
         try:
             if value:
@@ -69,20 +69,19 @@ def check_soft_targets(recipe: Recipe, model: Model, loader: Loader) -> None:
 
 
 def load_teacher(recipe: Recipe, model: Model, classes: Sequence[str]) -> Model | None:
-    """The recipe's teacher in eval mode on the device of the model, if it knows the same images and classes."""
+    """The recipe's teacher, if any, in eval mode on the model's device; it must take the same images and classes."""
     if not recipe.teacher:
         return None
     teacher = load_model(recipe.teacher)
-    theirs, ours = ((one.in_chans, *one.img_size) for one in (teacher, model))
+    theirs, ours = (" x ".join(map(str, (network.in_chans, *network.img_size))) for network in (teacher, model))
     if theirs != ours:
-        sizes = (" x ".join(map(str, shape)) for shape in (theirs, ours))
         raise MspcapsError(
-            "the teacher {} takes images of {} (channels, height, width), but those to learn from are {}: name a "
-            "teacher that was trained on such images".format(recipe.teacher, *sizes)
+            f"the teacher {recipe.teacher} takes images of {theirs} (channels, height, width), but the training images "
+            f"are {ours}: name a teacher that was trained on such images"
         )
     if class_names(teacher) != tuple(classes):
         raise MspcapsError(
-            f"the teacher {recipe.teacher} names the classes {', '.join(class_names(teacher)):.80}, but they are "
-            f"{', '.join(classes):.80}: name a teacher that was trained on the same classes in the same order"
+            f"the teacher {recipe.teacher} has the classes {', '.join(class_names(teacher)):.80}, but the training "
+            f"images have {', '.join(classes):.80}: name a teacher that was trained on the same classes in this order"
         )
     return teacher.to(next(model.parameters()).device).requires_grad_(False)

@@ -1,8 +1,8 @@
-"""AdamW, Adam and SGD on flat vectors, and Muon beside them if the recipe says so.
+"""AdamW, Adam and SGD on flat vectors, and Muon for some of the parameters if the recipe asks for it.
 
-All parameters of a precision live in one buffer, so that a step is one pass over memory instead of one small kernel per
-tensor, and the gradients of all processes are averaged in one message. Master weights are fp32. Where the model
-computes in lower precision its parameters of two or more dimensions are copies that the same pass writes.
+All parameters of one precision share a buffer: a step is one pass over memory instead of one small kernel per tensor,
+and the gradients of all processes are averaged in one message. Master weights are fp32. If the model computes in lower
+precision, its parameters of two or more dimensions are working copies, written by the same pass.
 """
 
 import math
@@ -22,8 +22,8 @@ Rule: TypeAlias = Callable[..., None]
 
 
 class FlatGroup:
-    """The parameters of one working precision, weight decay and rule: master weights and state (what the rule keeps of
-    every parameter) as flat fp32 vectors. `shapes` are those of Muon's matrices."""
+    """The parameters that share working precision, weight decay and update rule: their master weights and optimizer
+    state as flat fp32 vectors. `shapes` are those of Muon's matrices."""
 
     def __init__(
         self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, rule: str,
@@ -38,7 +38,7 @@ class FlatGroup:
             p.data = piece
 
     def pieces(self, flat: Tensor) -> list[Tensor]:
-        """Views of a flat vector, one with the shape and memory layout of each parameter."""
+        """Views of a flat vector, one per parameter, with its shape and memory layout."""
         pieces = flat.split([p.numel() for p in self.params])
         return [
             piece.view(p.shape[0], *p.shape[2:], p.shape[1]).permute(0, 3, 1, 2)
@@ -49,9 +49,9 @@ class FlatGroup:
 
 
 class FlatOptimizer:
-    """The optimizer of a recipe. The model says which parameters are not decayed and which stay in fp32.
+    """The optimizer of a recipe. The model says which parameters have no weight decay and which stay in fp32.
 
-    The learning rate and the number of steps taken are tensors on the device: a CUDA graph reads them.
+    The learning rate and the step count are tensors on the device, where a CUDA graph reads them.
     """
 
     def __init__(self, model: Model, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
@@ -65,7 +65,7 @@ class FlatOptimizer:
             undecayed = undecayed | {name for name, p in named.items() if p.ndim < 2}
         shapes = muon_shapes(model) if recipe.muon_lr else {}
         groups: dict[tuple[torch.dtype, float, str], list[nn.Parameter]] = {}
-        for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # those that have copies come first
+        for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # working copies first
             kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
             decay = 0.0 if name in undecayed else recipe.weight_decay
             groups.setdefault((kind, decay, "muon" if name in shapes else recipe.optimizer), []).append(p)
@@ -87,16 +87,16 @@ class FlatOptimizer:
         return [torch.cat([self.flat_gradient(p, next(rest)) for p in group.params]) for group in self.groups]
 
     def flat_gradient(self, p: nn.Parameter, g: Tensor | None) -> Tensor:
-        """A parameter without a gradient would stay as it is, or decay, and nobody would know."""
+        """Refuse a missing gradient: the parameter would silently stay as it is, or decay."""
         if g is None:
             raise MspcapsError(
-                f"the loss does not depend on {self.names[id(p)]}: leave it out of the model, or freeze it with "
+                f"the loss does not depend on {self.names[id(p)]}: leave it out of the model or freeze it with "
                 "requires_grad_(False)"
             )
         return in_memory_order(g, p).reshape(-1)
 
     def step(self, flat_gradients: list[Tensor]) -> None:
-        """One step; gradients of a greater global norm than the recipe allows are scaled down."""
+        """One step, after clipping the global norm of the gradients if the recipe says so."""
         if self.recipe.clip_grad:
             norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in flat_gradients])
             scale = (self.recipe.clip_grad / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
@@ -104,7 +104,7 @@ class FlatOptimizer:
         self.steps += 1
         momentum, nesterov, muon_lr = self.recipe.momentum, self.recipe.nesterov, self.recipe.muon_lr / self.recipe.lr
         for group, g in zip(self.groups, flat_gradients, strict=True):
-            lr = self.lr * muon_lr if group.shapes else self.lr  # that of the schedule, in proportion
+            lr = self.lr * muon_lr if group.shapes else self.lr  # Muon's follows the same schedule
             settings = (lr, self.steps, group.weight_decay, momentum, nesterov, group.shapes, group.work.dtype)
             self.update(group.rule, group.master, g, group.state, group.work, *settings)
 
@@ -117,7 +117,7 @@ class FlatOptimizer:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Master weights and state by parameter name, as views, and the step count: all that a checkpoint needs."""
+        """Master weights and state by parameter name, as views, and the step count: what a checkpoint needs."""
         state = {"optimizer.steps": self.steps}
         for group in self.groups:
             for kind, flat in zip(("master", *group.slots), (group.master, *group.state), strict=True):
@@ -126,21 +126,21 @@ class FlatOptimizer:
         return state
 
     def refresh(self) -> None:
-        """After the master weights were loaded: bring the working copies up to date."""
+        """Update the working copies after the master weights were loaded."""
         for group in self.groups:
             if group.work is not group.master:
                 group.work.copy_(group.master)
 
 
 def update(rule: Rule, p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, *settings: Any) -> None:
-    """One step of a rule in place on flat vectors; `work` receives the weights in working precision."""
+    """One step of a rule, in place on flat vectors; `work` receives the weights in working precision."""
     rule(p, g.float(), state, *settings)
     if work is not p:
         work.copy_(p)
 
 
-# Every rule takes weights, gradient, state, learning rate, steps taken, weight decay, momentum, nesterov, and
-# the shapes and the precision of Muon's matrices.
+# Every rule takes weights, gradient, state, learning rate, step count, weight decay, momentum, nesterov, and the shapes
+# and precision of Muon's matrices.
 
 
 def adamw(
@@ -151,7 +151,7 @@ def adamw(
 
 
 def adam(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, *_: object) -> None:
-    """The decay is part of the gradient."""
+    """Weight decay is part of the gradient."""
     p.sub_(adam_direction(g.add(p, alpha=weight_decay), state, lr, steps))
 
 
@@ -168,14 +168,14 @@ def sgd(
     p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, steps: Tensor, weight_decay: float, momentum: float,
     nesterov: bool, *_: object,
 ) -> None:  # fmt: skip
-    """With momentum as PyTorch has it: the learning rate is not part of the velocity."""
+    """With PyTorch's momentum: the learning rate is not part of the velocity."""
     (velocity,) = state
     g = g.add(p, alpha=weight_decay)
     velocity.mul_(momentum).add_(g)
     p.addcmul_(g.add(velocity, alpha=momentum) if nesterov else velocity, lr, value=-1)
 
 
-RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {  # -> the rule, and what it keeps of every parameter
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {  # name -> the rule, and the names of its state
     "adamw": (adamw, ("m", "v")), "adam": (adam, ("m", "v")), "sgd": (sgd, ("velocity",)), "muon": (muon, ("velocity",))
 }  # fmt: skip
 
@@ -185,5 +185,5 @@ def is_channels_last(t: Tensor) -> bool:
 
 
 def in_memory_order(t: Tensor, p: Tensor) -> Tensor:
-    """t with its axes in the order of p's strides: flattening it copies nothing when both are laid out alike."""
+    """t with its axes in the order of p's strides: flattening it copies nothing if both have the same layout."""
     return t.permute(0, 2, 3, 1) if is_channels_last(p) else t

@@ -22,18 +22,18 @@ class Epoch:
     epoch: int  # 1, 2, ...
     lr: float
     loss: float  # mean over the epoch's steps
-    accuracy: float  # percent of the validation images if there are any, else of the images that are measured on
+    accuracy: float  # in percent, on the validation images if there are any, else on those that the run is measured on
     health: tuple[BlockHealth, ...] = field(default=(), repr=False)  # of every routing block
-    validation: float | None = None  # the same of the validation images, under attack if there is an adversary
+    validation: float | None = None  # accuracy on the validation images, under attack if there is an adversary
 
     @property
     def score(self) -> float:
-        """What says which epoch is best."""
+        """The figure by which the best epoch is chosen."""
         return self.accuracy if self.validation is None else self.validation
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "Epoch":
-        """A row of a checkpoint; old ones know no health."""
+        """A row from a checkpoint; old ones have no health."""
         return cls(**row | {"health": tuple(BlockHealth(**block) for block in row.get("health", ()))})
 
 
@@ -46,15 +46,15 @@ class Result:
     history: list[Epoch]
     run: Run  # its entry in the ledger
     folder: Path
-    images: ImageSet | FolderImages | None = field(default=None, repr=False)  # measured on; None if finished before
+    images: ImageSet | FolderImages | None = field(default=None, repr=False)  # measured on; None if done before
 
     @property
     def weights(self) -> Path:
-        """The file that we report."""
+        """The weights file that we report."""
         return self.folder / reported_file(self.run)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the last epochs, and how loss and accuracy went."""
+        """For notebooks: the last epochs, and the curves of loss and accuracy."""
         rows = [
             (str(row.epoch), f"{row.lr:.2g}", f"{row.loss:.4f}", f"{row.accuracy:.2f} %")
             for row in self.history[-MAX_SHOWN:]
@@ -64,7 +64,7 @@ class Result:
             for name in ("loss", "accuracy")
             if len(self.history) > 1  # one epoch makes no curve
         )
-        before = f"after {len(self.history) - MAX_SHOWN:,} epochs more; " if len(self.history) > MAX_SHOWN else ""
+        before = f"after {len(self.history) - MAX_SHOWN:,} earlier epochs; " if len(self.history) > MAX_SHOWN else ""
         title = f"{self.recipe.model} on {self.recipe.dataset}, {self.recipe.run_name}"
         heads, note = ("epoch", "learning rate", "loss", "accuracy"), f"{before}weights: {self.weights}"
         return small_table(heads, rows, note, title, right=range(4)) + curves
@@ -74,5 +74,5 @@ class Result:
 
 
 def reported_file(run: Run) -> str:
-    """The weights that we report: those of the last epoch, unless there were images to choose the epoch on."""
+    """The weights that we report: those of the last epoch, or of the best one if validation images chose it."""
     return BEST if run.validated else LAST

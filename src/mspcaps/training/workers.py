@@ -166,5 +166,5 @@ class RemoteProgress(Progress):
         self.send = send
 
     def update(self, task: str, done: float, total: float | None, detail: str = "", label: str = "") -> None:
-        self.tasks.setdefault(task, Task()).shown = time.monotonic()
+        self.tasks.setdefault(task, Task()).shown_at = time.monotonic()
         self.send(None, (task, done, total, detail, label))
