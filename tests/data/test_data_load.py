@@ -83,6 +83,8 @@ def test_npz_of_ones_own(tmp_path: Path) -> None:
     assert parts["test"].labels.bincount().tolist() == [2, 2, 2] and parts["all"].classes == ("a", "b", "c")
     both = torch.cat([parts["train"].images, parts["test"].images]).flatten(1).tolist()
     assert sorted(both) == sorted(parts["all"].images.flatten(1).tolist())
+    with pytest.raises(MspcapsError, match=r"one\.npz .*val"):  # never the training images instead
+        load_dataset(tmp_path / "one.npz", "val")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`load_dataset`: any data set, whatever form it is in, as an `ImageSet`."""
+"""`load_dataset`: any data set, whatever its format, as an `ImageSet`."""
 
 import os
 from numbers import Integral
@@ -33,8 +33,8 @@ def load_dataset(
     given. A path may be a folder with one subfolder per class, an .npz file or a folder of packed parts. Without
     `img_size` its images keep their size, except that picture files of different sizes or above 64 pixels are resized
     to a square of at most 64. If a folder has the name of a data set, write ./mnist or pass a Path.
-    `progress` is called for every picture read from a folder; with `skip_broken` those that cannot be read are left
-    out, with a warning that names the first of them.
+    `progress` is called for every picture read from a folder; with `skip_broken`, pictures that cannot be read are left
+    out, with a warning that names the first few.
     """
     if split not in SPLITS:
         raise MspcapsError(f'there is no split "{split}"; the splits are {", ".join(SPLITS)}')
@@ -42,7 +42,7 @@ def load_dataset(
     if isinstance(name_or_path, str) and name_or_path in CATALOG:
         entry = facts(name_or_path)
         if split == "val":
-            raise MspcapsError(f"{entry.name} has no split val: `validation` of a recipe holds out training images")
+            raise MspcapsError(f"{entry.name} has no split val: a recipe's `validation` holds out training images")
         data = _from_arrays(read_cached(entry.name, split), split, entry.classes, entry.name)
         return data.resized(size or entry.img_size)
     path = Path(name_or_path).expanduser()
@@ -63,7 +63,7 @@ def load_dataset(
 
 
 def has_validation(name_or_path: str | Path) -> bool:
-    """Whether a data set has validation images of its own, beside those to test on."""
+    """Whether a data set has validation images of its own, besides a test set."""
     path = Path(name_or_path).expanduser()
     if str(name_or_path) in CATALOG or not path.exists():
         return False
@@ -72,15 +72,15 @@ def has_validation(name_or_path: str | Path) -> bool:
     if path.is_file():
         return {"x_val", "x_test"} <= npz_names(path)
     if not path.is_dir():
-        return False  # whoever loads it says what it is
+        return False  # loading it will say what is wrong
     manifest = read_json(path / "manifest.json")
     splits = manifest.get("splits") if isinstance(manifest, dict) else None
     return isinstance(splits, dict) and {"val", "test"} <= splits.keys()
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:
-    """x_*, y_* -> one split. Without class names the labels of all splits number the classes; validation images alone
-    are what is tested on."""
+    """x_*, y_* -> one split. Without class names, classes are called by their numbers in all splits; without a test
+    split, the validation images are the test images."""
     if "x_test" not in arrays:
         arrays = {{"x_val": "x_test", "y_val": "y_test"}.get(key, key): array for key, array in arrays.items()}
     parts = [part for part in PARTS if split in (part, "all") and f"x_{part}" in arrays]
@@ -92,19 +92,19 @@ def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, 
     labels = [
         check_labels(arrays[f"y_{part}"], len(x), f"{name} y_{part}") for part, x in zip(parts, images, strict=True)
     ]
-    if odd := [place for place, x in enumerate(images) if x.shape[1:] != images[0].shape[1:]]:
-        raise MspcapsError(
-            f"{name}: x_{parts[0]} and x_{parts[odd[0]]} have different shapes {images[0].shape} and "
-            f"{images[odd[0]].shape}"
-        )
+    for part, x in zip(parts, images, strict=True):
+        if x.shape[1:] != images[0].shape[1:]:
+            raise MspcapsError(
+                f"{name}: x_{parts[0]} and x_{part} have different shapes {images[0].shape} and {x.shape}"
+            )
     if classes is None:
-        classes = _numbers(arrays, name)
+        classes = _numbered_classes(arrays, name)
     x, y = (stack[0] if len(stack) == 1 else np.concatenate(stack) for stack in (images, labels))
     return ImageSet(torch.from_numpy(x), torch.from_numpy(y), classes, name)
 
 
-def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
-    """Classes that have no names: "0", "1", ..."""
+def _numbered_classes(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
+    """Names for classes that have none: "0", "1", ..."""
     labels = {
         part: np.unique(check_labels(arrays[f"y_{part}"], arrays[f"y_{part}"].size, f"{name} y_{part}")).tolist()
         for part in PARTS
@@ -112,7 +112,7 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
     }
     top = max((values[-1] for values in labels.values() if values), default=0)
     train = labels.get("train")
-    if train:  # test labels alone need not show every class: the model that is tested knows them all
+    if train:  # a test set alone need not contain every class: the model to be tested knows them
         for part in labels:
             if unknown := sorted(set(labels[part]) - set(train)):
                 raise MspcapsError(f"{name}: y_{part} has the label {unknown[0]}, which y_train does not have")
@@ -125,8 +125,8 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
 
 
 def _from_npz(path: Path, split: str) -> ImageSet:
-    """x_train, y_train, x_test, y_test and optionally x_val, y_val; or images, labels (every fifth of a class is held
-    out); optionally classes."""
+    """x_train, y_train, x_test, y_test and optionally x_val, y_val; or images and labels, every fifth of a class for
+    testing; optionally classes."""
     arrays = read_npz(path)
     names = arrays.get("classes")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
@@ -138,11 +138,13 @@ def _from_npz(path: Path, split: str) -> ImageSet:
     whole = _from_arrays({"x_train": arrays["images"], "y_train": labels}, "train", classes, path.stem)
     if split == "all":
         return whole
-    tested = np.concatenate([np.flatnonzero(labels == label)[HELD_OUT - 1 :: HELD_OUT] for label in np.unique(labels)])
-    chosen = tested if split == "test" else np.setdiff1d(np.arange(len(labels)), tested)
-    if not len(chosen):
+    if split == "val":
+        raise MspcapsError(f"{path} has no split val: store x_train, x_val and x_test instead of images")
+    test = np.concatenate([np.flatnonzero(labels == label)[HELD_OUT - 1 :: HELD_OUT] for label in np.unique(labels)])
+    index = test if split == "test" else np.setdiff1d(np.arange(len(labels)), test)
+    if not len(index):
         raise MspcapsError(f"{path} holds no images to test on: that takes at least {HELD_OUT} of one class")
-    return whole.subset(torch.from_numpy(np.sort(chosen)))
+    return whole.subset(torch.from_numpy(np.sort(index)))
 
 
 def _as_size(img_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
