@@ -1,8 +1,8 @@
 """A folder of pictures as a data set: ROOT/train/CLASS/*, ROOT/val/CLASS/* and ROOT/test/CLASS/*, or ROOT/CLASS/*.
 
-The val folder may also be called valid or validation; without a test folder it is what is tested on. Without a split,
-about one fifth of each class is held out: the pictures whose path below the class folder has a small sha256. The same
-files are split alike on every machine.
+The val folder may also be called valid or validation; without a test folder it serves as one. In a folder without
+splits, about one fifth of each class is for testing: the pictures whose path below the class folder has a small sha256.
+The same files are split in the same way on every machine.
 """
 
 import contextlib
@@ -42,17 +42,17 @@ from mspcaps.errors import MspcapsError, reason, warn
 from mspcaps.files import ProgressFn, no_progress, to_utf8
 
 T = TypeVar("T")
-HELD_OUT = 5  # one picture in five
+HELD_OUT = 5  # one picture in five is for testing
 PROBES = 64  # headers read to choose size and channels
-MAX_INFERRED_SIDE = 64  # pixels; the cost of a model grows faster than pixels
+MAX_INFERRED_SIDE = 64  # pixels; the cost of a model grows faster than the number of pixels
 CHUNK = 10_000  # pictures queued at a time; each takes a kilobyte until it is read
 
 
 def check_picture(path: str) -> None:
-    """Refuses a picture that cannot be decoded; what has not changed since is not decoded again."""
-    with contextlib.suppress(OSError):  # the reader tells it better
-        found = os.stat(path)
-        return _decode(path, found.st_mtime_ns, found.st_size)
+    """Refuse a picture that cannot be decoded; one that has not changed since is not decoded again."""
+    with contextlib.suppress(OSError):  # the reader's error is clearer
+        stat = os.stat(path)
+        return _decode(path, stat.st_mtime_ns, stat.st_size)
     _decode(path, 0, 0)
 
 
@@ -71,7 +71,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
     name: str
     size: tuple[int, int]
     channels: int
-    notes: tuple[str, ...] = ()  # what of the folder is not in it, in sentences
+    notes: tuple[str, ...] = ()  # sentences about parts of the folder that are not used
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -81,7 +81,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
 
     @property
     def estimated_bytes(self) -> int:
-        """What the images would take in memory."""
+        """The memory that the images would take."""
         return len(self) * self.channels * math.prod(self.size)
 
     def subset(self, index: Tensor) -> "FolderImages":
@@ -94,7 +94,8 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
             images = torch.empty(len(self), self.channels, *self.size, dtype=torch.uint8)
         except RuntimeError as error:
             raise MspcapsError(
-                f"{self.name} needs {self.estimated_bytes} bytes, but there is less memory: choose a smaller image size"
+                f"{self.name} needs {self.estimated_bytes} bytes, more than can be allocated: choose a smaller image "
+                "size"
             ) from error
 
         def read(index: int) -> None:
@@ -104,31 +105,30 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         return ImageSet(images, torch.tensor(self.labels), self.classes, self.name)
 
     def check(self, progress: ProgressFn = no_progress) -> None:
-        """Read every header, so that files that are not pictures are reported before training starts and not in the
-        middle of it. This takes a small part of the time of an epoch; truncated pictures are noticed only when read."""
+        """Read every header, to report files that are not pictures before training starts rather than in the middle of
+        it. This takes a fraction of the time of an epoch; truncated pictures are noticed only when they are read."""
         self._each(lambda index: read_header(Path(self.paths[index])), progress)
 
-    def readable(self, tell: Callable[[str], None] = warn, progress: ProgressFn = no_progress) -> "FolderImages":
-        """Without the pictures that cannot be read, which `tell` is told in one sentence. Each is decoded for
-        that."""
+    def readable(self, report: Callable[[str], None] = warn, progress: ProgressFn = no_progress) -> "FolderImages":
+        """Decode every picture and leave out those that cannot be read; `report` gets one sentence about them."""
         broken = dict(self._broken(lambda index: check_picture(self.paths[index]), progress))
         if len(broken) == len(self):
             raise MspcapsError(describe_broken([*broken.values()], len(self)))
         if not broken:
             return self
-        tell(describe_broken([*broken.values()], len(self)))
+        report(describe_broken([*broken.values()], len(self)))
         return self.subset(torch.tensor([index for index in range(len(self)) if index not in broken]))
 
     def _each(self, read: Callable[[int], object], progress: ProgressFn) -> None:
-        """Call `read` with every index and report all broken pictures together."""
-        if reasons := [reason for _, reason in self._broken(read, progress)]:  # nobody wants to fix them one by one
-            raise MspcapsError(list_broken(reasons))
+        """Call `read` with every index; all broken pictures are reported in one error."""
+        if errors := [error for _, error in self._broken(read, progress)]:
+            raise MspcapsError(list_broken(errors))
 
     def _broken(self, read: Callable[[int], object], progress: ProgressFn) -> list[tuple[int, str]]:
-        """Call `read` with every index, in threads -> the indices of broken pictures, in order, and why."""
+        """Call `read` with every index, in threads -> index and error of each broken picture, in order."""
         broken: list[tuple[int, str]] = []
 
-        def one(index: int) -> None:
+        def try_read(index: int) -> None:
             try:
                 read(index)
             except MspcapsError as error:
@@ -138,7 +138,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
             try:
                 for start in range(0, len(self), CHUNK):
-                    for _ in pool.map(one, range(start, min(start + CHUNK, len(self)))):
+                    for _ in pool.map(try_read, range(start, min(start + CHUNK, len(self)))):
                         done += 1
                         progress(self.name, done, len(self))
             except BaseException:
@@ -148,13 +148,13 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
 
 
 def is_picture_folder(name_or_path: str | Path) -> bool:
-    """Whether this is a folder of class folders, and not a data set of the catalog, an .npz file or packed parts."""
+    """Whether this is a folder of class folders, not a data set of the catalog, an .npz file or packed parts."""
     path = Path(name_or_path).expanduser()
     return str(name_or_path) not in CATALOG and path.is_dir() and not has_manifest(path)
 
 
 def throttled(log: Callable[[str], None], seconds: float = 5.0) -> ProgressFn:
-    """A progress function that logs at most one line every so many seconds."""
+    """A progress function that logs at most one line per interval."""
     last = time.monotonic()
 
     def progress(what: str, done: int, total: int | None) -> None:
@@ -170,21 +170,21 @@ def open_folder(root: Path, split: str, img_size: tuple[int, int] | None = None)
     """List the pictures of a folder with one subfolder per class; `split` is train, val, test or all.
 
     Without `img_size` the common size of the training pictures is used; if they differ or exceed 64 pixels, a square
-    with the median of their shorter sides, at most 64. Pictures are read as grey only if all those sampled are grey.
+    with the median of their shorter sides, at most 64. Pictures are read as grey only if all sampled ones are grey.
     """
     skipped: Skipped = Counter()
     train, validation, test, classes = list_pictures(root, skipped)
-    chosen = {"train": train, "val": validation, "test": test, "all": train + validation + test}[split]
-    if not chosen:
+    entries = {"train": train, "val": validation, "test": test, "all": train + validation + test}[split]
+    if not entries:
         raise MspcapsError(f"{root} holds no pictures for the split {split!r}: {_what_is_missing(root, split)}")
     size, channels = _common_size_and_channels([path for path, _ in train or test])
-    paths, labels = zip(*chosen, strict=True)
+    paths, labels = zip(*entries, strict=True)
     notes = _notes(root, split, labels, classes, skipped)
     return FolderImages(paths, labels, classes, root.name, img_size or size, channels, notes)
 
 
 def has_validation_folder(root: Path) -> bool:
-    """Whether a folder has validation pictures of its own, beside those to test on."""
+    """Whether a folder has validation pictures of its own, besides test pictures."""
     return (root / "train").is_dir() and (root / TEST).is_dir() and any((root / name).is_dir() for name in VALIDATION)
 
 
@@ -197,7 +197,7 @@ def _what_is_missing(root: Path, split: str) -> str:
 
 
 def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str], skipped: Skipped) -> tuple[str, ...]:
-    """What a user might believe to be there: files that are no pictures, pictures of no class, classes not tested."""
+    """What a user might not expect: files that are not pictures, pictures outside classes, classes without pictures."""
     notes = []
     if skipped:
         notes.append(f"{root} also holds {describe_skipped(skipped)}")
@@ -209,16 +209,17 @@ def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str]
         if entry.is_file() and Path(entry.path).suffix.lower() in SUFFIXES
     ]
     if stray:
-        notes.append(f"{len(stray):,} pictures lie in no class folder and are not used, such as {min(stray)}")
-    if missing := [name for number, name in enumerate(classes) if number not in {*labels}]:
-        named = ", ".join(missing[:MAX_NAMED]) + (" and more" if len(missing) > MAX_NAMED else "")
-        notes.append(f"the {split} split of {root} has no picture of {named}: its accuracy says nothing about that")
+        notes.append(f"{len(stray):,} pictures lie outside the class folders and are not used, such as {min(stray)}")
+    numbers = {*labels}
+    if missing := [name for number, name in enumerate(classes) if number not in numbers]:
+        names = ", ".join(missing[:MAX_NAMED]) + (" and more" if len(missing) > MAX_NAMED else "")
+        notes.append(f"the {split} split of {root} has no picture of {names}: its accuracy says nothing about that")
     return tuple(notes)
 
 
 def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Positions for training and for testing. A name with a small sha256 is tested, so that pictures added later move
-    none from training to testing; of two names or more each side gets at least one."""
+    """Positions for training and for testing. Names with a small sha256 are for testing, so that pictures added later
+    move none from training to testing; of two or more names, each side gets at least one."""
     digests = [hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in names]
     order = sorted(range(len(names)), key=lambda i: (digests[i], i))
     count = sum(int.from_bytes(digest[:8]) < 2**64 // HELD_OUT for digest in digests)
@@ -227,16 +228,11 @@ def split_by_hash(names: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def iterate_batches(loader: Iterable[T]) -> Iterator[T]:
-    """The batches of a DataLoader. Its workers wrap an error message in a traceback; this unwraps it."""
-    batches = iter(loader)
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except MspcapsError as error:
-            raise MspcapsError(str(error).rpartition("MspcapsError: ")[2].strip()) from None
-        yield batch
+    """The batches of a DataLoader, whose workers wrap an error message in a traceback: this unwraps it."""
+    try:
+        yield from loader
+    except MspcapsError as error:
+        raise MspcapsError(str(error).rpartition("MspcapsError: ")[2].strip()) from None
 
 
 Entry = tuple[str, int]
@@ -245,13 +241,13 @@ SPLIT_FOLDERS = ("train", TEST, *VALIDATION)
 
 
 def list_pictures(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry], list[Entry], tuple[str, ...]]:
-    """Training, validation and test pictures and class names of a folder."""
+    """The training, validation and test pictures of a folder, and its class names."""
     if not root.is_dir():
         raise MspcapsError(f"{root} is not a folder")
     if (root / "train").is_dir():
         classes = _class_folders(root / "train", root)
         train = _pictures(root / "train", classes, classes, skipped)
-        validation, test = (_measured_pictures(root, place, classes, skipped) for place in _measured_folders(root))
+        validation, test = (_split_pictures(root, folder, classes, skipped) for folder in _split_folders(root))
         return train, validation, test, classes
     classes = _class_folders(root, root)
     train, test = [], []
@@ -263,8 +259,8 @@ def list_pictures(root: Path, skipped: Skipped) -> tuple[list[Entry], list[Entry
     return train, [], test, classes
 
 
-def _measured_folders(root: Path) -> tuple[Path | None, Path | None]:
-    """Those with the pictures to choose the epoch on and to test on; a single one is for testing."""
+def _split_folders(root: Path) -> tuple[Path | None, Path | None]:
+    """The folders of the validation and of the test pictures; if there is only one, it is for testing."""
     names = [name for name in VALIDATION if (root / name).is_dir()]
     if len(names) > 1:
         raise MspcapsError(
@@ -274,14 +270,14 @@ def _measured_folders(root: Path) -> tuple[Path | None, Path | None]:
     return (validation, root / TEST) if (root / TEST).is_dir() else (None, validation)
 
 
-def _measured_pictures(root: Path, place: Path | None, classes: Sequence[str], skipped: Skipped) -> list[Entry]:
-    """Of classes that are trained on, not necessarily all."""
-    if place is None:
+def _split_pictures(root: Path, folder: Path | None, classes: Sequence[str], skipped: Skipped) -> list[Entry]:
+    """The pictures of a split, whose classes must be among those of training."""
+    if folder is None:
         return []
-    names = _class_folders(place, root)
+    names = _class_folders(folder, root)
     if unknown := sorted(set(names) - set(classes)):
-        raise MspcapsError(f"{place / unknown[0]} is a class that {root / 'train'} does not have")
-    return _pictures(place, names, classes, skipped)
+        raise MspcapsError(f"{folder / unknown[0]} is a class that {root / 'train'} does not have")
+    return _pictures(folder, names, classes, skipped)
 
 
 def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
@@ -295,29 +291,29 @@ def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
         if to_utf8(item.name) != item.name:
             raise MspcapsError(f"the name of the class folder {str(item)!a} is not UTF-8: rename it")
     if not folders:
-        raise MspcapsError(f"{folder} holds no class folders; put the pictures into {folder}/CLASS/")
+        raise MspcapsError(f"{folder} holds no class folders: put the pictures into {folder}/CLASS/")
     return tuple(item.name for item in folders)
 
 
 def _pictures(folder: Path, names: Sequence[str], classes: Sequence[str], skipped: Skipped) -> list[Entry]:
-    """Class by class, sorted paths; links to folders below a class folder are not followed."""
+    """Paths sorted within each class; links to folders below a class folder are not followed."""
 
     def refuse(error: OSError) -> None:
         raise MspcapsError(f"cannot read {error.filename}: {reason(error)}") from error
 
     entries = []
     for name in names:
-        paths = sorted(pictures_below(folder / name, refuse, skipped))
+        paths, label = sorted(pictures_below(folder / name, refuse, skipped)), classes.index(name)
         if not paths:
             raise MspcapsError(f"the class folder {folder / name} holds no {KINDS}")
-        entries += [(path, classes.index(name)) for path in paths]
+        entries += [(path, label) for path in paths]
     return entries
 
 
 def _common_size_and_channels(paths: Sequence[str]) -> tuple[tuple[int, int], int]:
     """Size (height, width) and channels, from the headers of pictures spread evenly over the list.
 
-    Broken pictures are skipped unless all are broken: whoever reads them reports them together.
+    Broken pictures are skipped unless all are broken: reading them all reports them together.
     """
     sizes: Counter[tuple[int, int]] = Counter()
     grey, broken = True, None
