@@ -1,4 +1,4 @@
-"""Data sets: the catalog, fetching and caching, folders of pictures, and images that live on the device.
+"""Data sets: the catalog, fetching and caching, folders of pictures, and image sets on the device.
 
 `load_dataset("cifar10", "train")` or `load_dataset("path/to/folder", "train", img_size=64)` gives an `ImageSet`.
 """
@@ -23,7 +23,7 @@ __all__ = [
     "provenance", "read_header", "read_picture", "verify",
 ]  # fmt: skip
 
-# These need torch, the rest does not.
+# These need torch; the rest does not.
 __getattr__ = lazy_attributes(
     __name__,
     {

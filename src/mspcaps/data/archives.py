@@ -1,4 +1,4 @@
-"""Opening archives from elsewhere: only plain files, only below the target folder, never more bytes than expected."""
+"""Unpacking untrusted archives: only plain files, only below the target folder, never more bytes than expected."""
 
 import gzip
 import lzma
@@ -34,7 +34,7 @@ def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
-    """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything that is not safe is refused."""
+    """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything unsafe is refused."""
     try:
         with tarfile.open(path) as archive:
             _unpack(_tar_files(archive, path), path, folder, limit)
@@ -47,13 +47,13 @@ def unpack_zip(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
-            _unpack(((one.filename, one.file_size, archive.open(one)) for one in members), path, folder, limit)
-    except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it asks for a password
+            _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder, limit)
+    except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it needs a password
         raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
 def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
-    """Unpack the plain files of a Debian package, with the program that is wherever apt-get is."""
+    """Unpack the plain files of a Debian package, with dpkg-deb, which comes with apt-get."""
     tool = shutil.which("dpkg-deb")
     if tool is None:
         raise MspcapsError(f"cannot unpack {path}: the program dpkg-deb is not installed")
@@ -79,7 +79,7 @@ def _tar_files(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, int,
 
 
 def _unpack(files: Iterable[tuple[str, int, IO[bytes]]], path: Path, folder: Path, limit: int) -> None:
-    """Write files of (name, size, content) below the folder, or refuse them."""
+    """Write files, given as (name, size, content), below the folder, or refuse them."""
     total = 0
     for name, size, source in files:
         parts, total = PurePosixPath(name), total + size

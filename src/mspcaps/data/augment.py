@@ -1,8 +1,7 @@
-"""Random crop, flip, rotation, colour, sharpness and cut-out of a whole batch at once, each image with its own draw, on
-the device of the images.
+"""Random crop, flip, rotation, colour, sharpness and cutout of a whole batch at once, on the device of the images.
 
-The draws of an epoch are a function of (seed, epoch) alone and are made on the CPU, so every device and every resumed
-run sees the same ones.
+Each image has its own draw. The draws of an epoch depend on (seed, epoch) alone and are made on the CPU, so every
+device and every resumed run sees the same ones.
 """
 
 import hashlib
@@ -14,20 +13,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mspcaps.data.catalog import Augmentation
+from mspcaps.data.pictures import LUMA
 
 DRAWS = 4  # columns of a draw: row offset, column offset, flip, angle
-MORE_DRAWS = 11  # and then: place of the square (2), brightness, contrast, saturation, sharpness, share in a mixture
+MORE_DRAWS = 11  # then: position of the square (2), brightness, contrast, saturation, sharpness, share in mixup
 GREY = 0.5  # of the square
-LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue are to the eye
 
 
 def seed_for(*key: object) -> int:
-    """32 bits that depend on the key only: PyTorch's CPU generator ignores the rest of a seed."""
+    """32 bits that depend on the key alone: PyTorch's CPU generator ignores the rest of a seed."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest()[:4], "little")
 
 
 def generator_for(*key: object) -> torch.Generator:
-    """A CPU generator that depends on the key only."""
+    """A CPU generator whose seed depends on the key alone."""
     return torch.Generator().manual_seed(seed_for(*key))
 
 
@@ -37,31 +36,31 @@ def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
 
 
 def balanced_order(seed: int, epoch: int, labels: Tensor, count: int) -> Tensor:
-    """`count` images for this epoch, every class that occurs equally often: int64 [count]; labels int64 [n] on the CPU.
+    """`count` images for this epoch, equally many of each class: int64 [count]; labels int64 [n] on the CPU.
 
-    Of a class with more images than its share each epoch draws another part, none of them twice; of one with fewer
-    every image is drawn equally often, to within one. Where shares do not come out even, chance says who gets one more.
+    From a class with more images than its share, each epoch draws a different part, none of them twice; in a smaller
+    class every image is drawn equally often, to within one. If the shares are not whole, random classes get one more.
     """
     generator = generator_for("balanced order", seed, epoch)
     sizes = labels.unique(return_counts=True)[1].tolist()
     more = set(torch.randperm(len(sizes), generator=generator)[: count % len(sizes)].tolist())
     drawn = []
-    for number, own in enumerate(labels.argsort(stable=True).split(sizes)):
+    for number, members in enumerate(labels.argsort(stable=True).split(sizes)):
         share = count // len(sizes) + (number in more)
-        rest = torch.randperm(len(own), generator=generator)[: share % len(own)]
-        drawn += [own.repeat(share // len(own)), own[rest]]
+        rest = torch.randperm(len(members), generator=generator)[: share % len(members)]
+        drawn += [members.repeat(share // len(members)), members[rest]]
     return torch.cat(drawn)[torch.randperm(count, generator=generator)]
 
 
 def draw_columns(augment: Augmentation) -> int:
-    """How many columns the draws have: images that are only cropped, flipped and rotated need no more than four."""
+    """How many columns the draws have: crop, flip and rotation alone need only four."""
     return MORE_DRAWS if augment.cutout or augment.colour or augment.sharpness or augment.mixup else DRAWS
 
 
 def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation, order: Tensor | None = None) -> Tensor:
-    """One draw for every position of the epoch: float32 [n, draw_columns]; `order` says which image stands there.
+    """One draw for every position of the epoch: float32 [n, draw_columns]; `order` says which image is there.
 
-    Crop, flip and rotation share a generator; each later kind has its own, so that none changes the draws of another.
+    Crop, flip and rotation share a generator; every other kind has its own, so that none changes another's draws.
     """
     generator = generator_for("augment", seed, epoch)
     draws = torch.zeros(n, draw_columns(augment))
@@ -73,7 +72,7 @@ def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation, order: Ten
         draws[:, 3] = (torch.rand(n, generator=generator) * 2 - 1) * math.radians(augment.rotate)
     if augment.alternate_flip:
         order = epoch_order(seed, epoch, n) if order is None else order
-        first = torch.randint(2, (n,), generator=generator_for("first side", seed))  # of each image, in epoch 0
+        first = torch.randint(2, (n,), generator=generator_for("first side", seed))  # each image's side in epoch 0
         draws[: len(order), 2] = ((first[order] + epoch) % 2).float()
     if augment.cutout:
         draws[:, 4:6] = torch.rand(n, 2, generator=generator_for("cutout", seed, epoch))
@@ -92,7 +91,7 @@ def epoch_draws(seed: int, epoch: int, n: int, augment: Augmentation, order: Ten
 def augment_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentation) -> Tensor:
     """images uint8 [n, c, h, w], index [b], draws [b, draw_columns] -> float32 [b, c, h, w] in [0, 1].
 
-    First where the pixels come from, then their colours, then sharpness, and last the square: it is always grey.
+    First crop, flip and rotation, then colour, then sharpness, and last the square, which is always grey.
     """
     x = move_images(images, index, draws, augment)
     if augment.colour:
@@ -103,8 +102,8 @@ def augment_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmen
 
 
 def change_colour(x: Tensor, factors: Tensor) -> Tensor:
-    """x [b, c, h, w], factors [b, 3] of brightness, contrast (about the mean of the image) and, if there are three
-    channels, saturation (about the grey of the pixel): one after the other, each within [0, 1]."""
+    """x [b, c, h, w], factors [b, 3] of brightness, contrast (about the image's mean grey) and, if there are three
+    channels, saturation (about the pixel's grey), applied one after the other and each clipped to [0, 1]."""
     brightness, contrast, saturation = factors.view(-1, 3, 1, 1, 1).unbind(1)
     x = (x * brightness).clamp(0, 1)
     mean = to_grey(x).mean((2, 3), keepdim=True)
@@ -124,9 +123,9 @@ def to_grey(x: Tensor) -> Tensor:
 
 
 def change_sharpness(x: Tensor, factor: Tensor) -> Tensor:
-    """x [b, c, h, w], factor [b]: away from the blurred image (above 1) or towards it (below), within [0, 1].
+    """x [b, c, h, w], factor [b]: away from the blurred image (above 1) or towards it (below 1), clipped to [0, 1].
 
-    Blurred is the mean of the 3 x 3 pixels around each, in which it counts five times; edges are repeated.
+    The blurred image is the mean of 3 x 3 pixels, the central one counted five times; edges are repeated.
     """
     around = 9 * F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     blurred = (around + 4 * x) / 13
@@ -134,7 +133,7 @@ def change_sharpness(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def cut_out(x: Tensor, place: Tensor, side: int) -> Tensor:
-    """x [b, c, h, w], place [b, 2] in [0, 1) of all places at which the whole square is inside the image."""
+    """x [b, c, h, w], place [b, 2] in [0, 1), over all positions at which the whole square is inside the image."""
     inside = []
     for axis, length in enumerate(x.shape[2:]):
         start = (place[:, axis] * (length - side + 1)).floor().clamp(max=length - side).view(-1, 1)
@@ -147,7 +146,7 @@ def move_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentat
     """images uint8 [n, c, h, w], index [b], draws [b, at least DRAWS] -> float32 [b, c, h, w] in [0, 1].
 
     Crop from the zero-padded image, then flip, then rotate about the centre (bilinear, zeros outside). Written as one
-    gather from the resident set, so a compiler fuses it with whatever reads the batch.
+    gather from the whole set, which a compiler fuses with the code that reads the batch.
     """
     c, h, w = images.shape[1:]
     device = images.device

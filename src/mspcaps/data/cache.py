@@ -1,6 +1,6 @@
 """The cache: one uncompressed .npz per data set, x as uint8 [N, C, H, W] in native size, y as uint8 [N].
 
-An uncompressed .npz is read at the speed of the disk, needs nothing but numpy, and its CRC shows accidental damage on
+An uncompressed .npz is read at the speed of the disk, needs nothing but numpy, and its CRC reveals accidental damage on
 every read; `verify` recomputes the sha256.
 """
 
@@ -28,7 +28,7 @@ _FETCHING = ".fetching-"
 
 @dataclass(frozen=True)
 class Status:
-    """Whether a set of the catalog is ready, where it lies and how many bytes it takes there."""
+    """Whether a set of the catalog is ready, where it is, and how many bytes it takes there."""
 
     facts: Facts
     ready: bool
@@ -43,12 +43,12 @@ def cache_root() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path("~/.cache").expanduser()) / "mspcaps"
-    except RuntimeError as error:  # a user whom the system does not know, as in a container
+    except RuntimeError as error:  # a user unknown to the system, as in some containers
         raise MspcapsError("there is no home folder to keep data sets in: set MSPCAPS_DATA to a folder") from error
 
 
 def cache_path(name: str) -> Path:
-    """The file of a set, whether or not it is there; the embedded sample has a folder."""
+    """The file of a set, whether or not it exists; for the embedded sample, its folder."""
     return SAMPLE_FOLDER if facts(name).name == SAMPLE else cache_root() / f"{name}.npz"
 
 
@@ -91,7 +91,7 @@ def verify(name: str) -> str:
     expected = next((v.sha256 for v in entry.variants if v.provenance == metadata["provenance"]), None)
     if expected is None:
         raise MspcapsError(
-            f"{cache_path(name)} has a format unknown to this version; run `mspcaps data get {name}` again"
+            f"{cache_path(name)} has a format unknown to this version: run `mspcaps data get {name}` again"
         )
     for array in ARRAYS:
         # for the official SVHN the catalog has no sha256 of the arrays: use those stored after its md5 check
@@ -103,7 +103,7 @@ def verify(name: str) -> str:
 
 
 def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: bool, where: str) -> Variant:
-    """The variant that these arrays are. `raw_verified`: they come from raw files that have the published checksums."""
+    """The variant that these arrays match. `raw_verified`: they come from raw files with the published checksums."""
     actual = {name: array_sha256(arrays[name]) for name in ARRAYS}
     for variant in entry.variants:
         if variant.sha256 == actual or (raw_verified and not variant.sha256):
@@ -117,7 +117,7 @@ def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder beside the cached files, gone afterwards whatever happens; leftovers of killed processes go too."""
+    """A folder beside the cached files, removed afterwards whatever happens, as are leftovers of killed processes."""
     root = cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)

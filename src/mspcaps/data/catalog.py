@@ -1,4 +1,4 @@
-"""The data sets: what catalog.toml says about each."""
+"""The catalog of data sets, read from catalog.toml."""
 
 import tomllib
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ class Augmentation:
     rotate: float = 0.0
     """Largest angle of a random rotation, in degrees."""
     alternate_flip: bool = False
-    """With flip: every image is flipped in every other epoch, after a first side at random, instead of by chance."""
+    """With flip: flip every image in every other epoch, from a random start, instead of by chance."""
     cutout: int = 0
-    """Side in pixels of a grey square that covers a random part of every image."""
+    """Side in pixels of a grey square that covers part of every image, at random."""
     colour: float = 0.0
-    """Brightness, contrast and saturation change by random factors between 1 - colour and 1 + colour."""
+    """Change brightness, contrast and saturation by random factors between 1 - colour and 1 + colour."""
     sharpness: float = 0.0
-    """Sharpness changes by a random factor between 1 - sharpness (blurred) and 1 + sharpness."""
+    """Change sharpness by a random factor between 1 - sharpness (blurred) and 1 + sharpness."""
     mixup: float = 0.0
     """Mix every image and its label with those of a neighbour, in shares drawn from Beta(mixup, mixup)."""
 
@@ -50,7 +50,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Web:
-    """Files under one address of the data set's publisher or of an institution that hosts it for them."""
+    """Files at an address of the data set's publisher, or of an institution that hosts it for them."""
 
     address: str
     files: tuple[str, ...]
@@ -61,7 +61,7 @@ class Web:
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry, fetched by the machine's own client from the registry that client is set up for."""
+    """A package, fetched by the machine's own client from the registry that the client is configured for."""
 
     client: str
     package: str
@@ -72,7 +72,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Variant:
-    """One accepted content. `sha256` is empty where only the raw files have published checksums."""
+    """One accepted version of the arrays. `sha256` is empty if only the raw files have published checksums."""
 
     provenance: str
     sha256: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Facts:
     sources: tuple[Web | Package, ...] = ()
     raw: Mapping[str, str] = field(default_factory=dict)
     img_size: tuple[int, int] = (32, 32)
-    derived_from: str = ""  # the set of the catalog whose images it is made of
+    derived_from: str = ""  # the set of the catalog whose images it is made from
 
 
 def _facts(name: str, values: dict[str, Any]) -> Facts:
@@ -124,6 +124,6 @@ def facts(name: str) -> Facts:
     if name in CATALOG:
         return CATALOG[name]
     if Path(name).is_symlink():
-        raise MspcapsError(f"{name} is a link that leads nowhere, or in a loop")
+        raise MspcapsError(f"{name} is a link that leads nowhere, or to itself")
     hint = nearest(name.lower().replace("-", ""), CATALOG, f"the data sets are {', '.join(CATALOG)}.")
     raise MspcapsError(f"there is no data set, folder or .npz file {name!r}: {hint}")

@@ -1,4 +1,4 @@
-"""Convert the raw files of a data set, in any of the forms it is distributed in, to its four arrays."""
+"""Convert the raw files of a data set, in any form that it is distributed in, to its four arrays."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
-    """Read a set from a folder of raw files or packed parts, or from an .npz; every known checksum is verified."""
+    """Read a set from a folder of raw files or packed parts, or from an .npz; all known checksums are verified."""
     if not path.exists():
         raise MspcapsError(f"{path} does not exist")
     raw_verified = False
@@ -50,9 +50,9 @@ def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
 
 
 def derive(entry: Facts) -> tuple[Arrays, Variant]:
-    """Make a derived set of the cached set that it is derived from."""
+    """Make a derived set from the cached set that it is derived from."""
     arrays = _DERIVATIONS[entry.name](read_cached(entry.derived_from, "all"))
-    return arrays, match_variant(entry, arrays, False, f"what was made of {facts(entry.derived_from).title}")
+    return arrays, match_variant(entry, arrays, False, f"the set made from {facts(entry.derived_from).title}")
 
 
 def _index(path: Path) -> dict[str, Path]:
@@ -96,7 +96,7 @@ def _cifar10(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
 
 
 def _cifar_mosaic(files: Mapping[str, Path], batch: str) -> bytes:
-    """One batch of the registry package as official bytes; its label files are spelled as the package spells them."""
+    """One batch of the registry package as official bytes; the package misspells the names of its label files."""
     name, first = (
         ("test_lables.json", 0) if batch == "test_batch" else ("train_lables.json", 10_000 * (int(batch[-1]) - 1))
     )

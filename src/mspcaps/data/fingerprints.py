@@ -1,4 +1,4 @@
-"""The fingerprint of one's own images: data that has changed is not the data of a run, even if its size is the same."""
+"""The fingerprint of custom images, which tells if a run's data has changed since, even if its size has not."""
 
 import hashlib
 from collections import Counter
@@ -14,11 +14,10 @@ MAX_READ = 256 << 20  # bytes of pictures that are read whole: about half a seco
 
 
 def fingerprint(name_or_path: str | Path) -> str | None:
-    """A sha256 of the images and their classes, or None of a published set, which does not change, and of what is not
-    there.
+    """A sha256 of the images and their classes; None for a published set, which never changes, and for a missing path.
 
-    Of an .npz file, and of the manifest of packed parts, it is that of the file. Of a folder it is over the path of
-    every picture below the folder, and over its bytes, or its size if there are more than 256 MB in all.
+    For an .npz file it is that of the file, for packed parts that of their manifest. For a folder it covers the path of
+    every picture and its bytes, or only its size if there are more than 256 MB in all.
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) in CATALOG or not path.exists():

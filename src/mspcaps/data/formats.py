@@ -1,4 +1,4 @@
-"""Readers of the files that image sets come in: IDX, CIFAR-10 batches, the CIFAR-10 mosaics, .npz and packed parts.
+"""Readers of the formats that image sets come in: IDX, CIFAR-10 batches and mosaics, .npz and packed parts.
 
 Every reader returns numpy arrays, images as uint8 [N, C, H, W] and labels as integers [N], and refuses a damaged file
 with an MspcapsError. Nothing here ever unpickles.
@@ -22,7 +22,7 @@ from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import check_readable
 
 COLUMNS = 100  # images per row of a packed mosaic
-CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue plane
+CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes: label, then the red, green and blue plane
 MAX_CLASSES = 100_000
 _BROKEN = (
     OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, MemoryError,
@@ -35,7 +35,7 @@ def array_sha256(array: np.ndarray) -> str:
 
 
 def check_digest(content: bytes, expected: str, name: str) -> None:
-    """Compare with "md5:..." or "sha256:..."."""
+    """Refuse content whose checksum is not the expected "md5:..." or "sha256:..."."""
     kind, _, digest = expected.partition(":")
     actual = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
     if actual != digest:
@@ -43,7 +43,7 @@ def check_digest(content: bytes, expected: str, name: str) -> None:
 
 
 def parse_idx(content: bytes, name: str) -> np.ndarray:
-    """IDX: two zero bytes, type 8 (uint8), number of axes, each axis as big-endian uint32, then the values."""
+    """IDX: two zero bytes, type 8 (uint8), number of axes, their lengths as big-endian uint32, then the values."""
     if len(content) < 4 or content[:3] != b"\x00\x00\x08" or not 1 <= content[3] <= 4:
         raise MspcapsError(f"{name} is not an IDX file of bytes: it begins with {content[:4].hex() or 'nothing'}")
     start = 4 + 4 * content[3]
@@ -71,7 +71,7 @@ def parse_cifar_batch(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def cifar_batch_from_mosaic(path: Path, labels: np.ndarray) -> bytes:
-    """A picture with one image per row, its pixels in reading order, as the official binary batch."""
+    """A picture with one image per row, its pixels in reading order -> the official binary batch."""
     rows = read_pixels(path, 3)
     if rows.shape[1] != 32 * 32 or len(rows) != len(labels):
         raise MspcapsError(f"{path} is {rows.shape[1]}x{len(rows)} pixels instead of 1024x{len(labels)}")
@@ -88,14 +88,14 @@ def read_json(path: Path) -> Any:
 
 
 def layout_of(shape: tuple[int, ...], name: str) -> str:
-    """NHW, NHWC or NCHW: of the second and the last of four axes the smaller one holds the channels."""
+    """NHW, NHWC or NCHW: with four axes, the shorter of the second and the last holds the channels."""
     if len(shape) == 3:
         return "NHW"
     if len(shape) != 4:
         raise MspcapsError(f"{name}: images need 3 or 4 axes (NHW, NHWC or NCHW), not shape {shape}")
     if shape[1] == shape[3] != 1:
         raise MspcapsError(
-            f"{name}: shape {shape} could be NHWC or NCHW; store the images so that the channels are the shortest axis"
+            f"{name}: shape {shape} could be NHWC or NCHW: store the images so that the channels are the shortest axis"
         )
     return "NCHW" if shape[1] <= shape[3] else "NHWC"
 
@@ -111,7 +111,7 @@ def to_nchw(images: np.ndarray, name: str) -> np.ndarray:
 
 
 def _as_uint8(images: np.ndarray) -> str:
-    """How to convert numbers of another type to pixels, guessed from their range."""
+    """How to convert values of another type to pixels, guessed from their range."""
     if images.dtype.kind not in "bfiu" or not images.size or images.min() < 0:
         return ""
     if not np.isfinite(images).all():
@@ -141,7 +141,7 @@ def check_labels(labels: np.ndarray, count: int, name: str) -> np.ndarray:
 
 
 def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an .npz, or those named; arrays of Python objects are refused: reading them would run code."""
+    """The arrays of an .npz, or the named ones; arrays of Python objects are refused: reading them could run code."""
     if not path.is_file():
         raise MspcapsError(f"{path} does not exist")
     check_readable(path)
@@ -158,7 +158,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.nda
 
 
 def npz_names(path: Path) -> set[str]:
-    """The names of the arrays of an .npz; none of what is no such file: whoever reads it says why."""
+    """The names of the arrays in an .npz; none if it is not one, which reading it will report."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {*archive.files}
@@ -167,7 +167,7 @@ def npz_names(path: Path) -> set[str]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether it is a folder of packed parts."""
+    """Whether this is a folder of packed parts."""
     try:
         return (folder / "manifest.json").is_file()
     except OSError as error:
@@ -175,7 +175,7 @@ def has_manifest(folder: Path) -> bool:
 
 
 def read_packed(folder: Path) -> dict[str, np.ndarray]:
-    """Packed parts: manifest.json, mosaics of 100 images per row, labels as .npy -> x_*, y_* with sha256 verified."""
+    """Packed parts: manifest.json, mosaics of 100 images per row, labels as .npy -> x_*, y_*, each sha256 verified."""
     manifest = read_json(folder / "manifest.json")
     arrays = {}
     try:
@@ -194,7 +194,7 @@ def read_packed(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _read_mosaics(folder: Path, parts: list[dict[str, Any]], shape: tuple[int, ...]) -> np.ndarray:
-    """The tiles of all parts, [N, H, W] or [N, H, W, C] as the manifest has it."""
+    """The tiles of all parts, [N, H, W] or [N, H, W, C] as in the manifest."""
     (n, h, w), c = shape[:3], (shape[3] if len(shape) == 4 else 1)
     if c not in (1, 3) or min(shape) < 1 or sum(part["images"] for part in parts) != n:
         raise MspcapsError(f"{folder / 'manifest.json'} declares shape {shape}, which its parts cannot hold")

@@ -1,4 +1,4 @@
-"""A labelled set of images that lives whole on one device, as uint8."""
+"""A labelled set of images, all on one device, as uint8."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from mspcaps.errors import MspcapsError
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 images become floats in [0, 1]; floats must be in that range already."""
+    """uint8 images -> floats in [0, 1]; floats must be in that range already."""
     if images.dtype == torch.uint8:
         return images.float() / 255
     if not images.is_floating_point() or not (images.min() >= 0 and images.max() <= 1):
@@ -25,11 +25,11 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def fold_numbers(labels: Tensor, folds: int) -> Tensor:
-    """labels [N] -> [N] from 1 to folds. The folds have equally many images, also of every class, to within one. Which
-    ones is random but always the same."""
+    """labels [N] -> fold numbers [N] from 1 to folds, random but always the same. All folds have the same number of
+    images, and of every class, to within one."""
     labels = labels.cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    order = order[labels[order].argsort(stable=True)]  # class after class, at random within each
+    order = order[labels[order].argsort(stable=True)]  # sorted by class, random within each class
     numbers = torch.empty_like(order)
     numbers[order] = torch.arange(len(labels)) % folds + 1
     return numbers
@@ -49,11 +49,12 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return f"ImageSet({self.name}: {len(self):,} images of {shape}, {len(self.classes)} classes)"
 
     def __post_init__(self) -> None:
-        if odd := [value for value in (self.images, self.labels) if not isinstance(value, Tensor)]:
-            raise MspcapsError(
-                f"{self.name}: images and labels must be tensors, not {type(odd[0]).__name__}: use "
-                "torch.from_numpy for arrays"
-            )
+        for value in (self.images, self.labels):
+            if not isinstance(value, Tensor):
+                raise MspcapsError(
+                    f"{self.name}: images and labels must be tensors, not {type(value).__name__}: use "
+                    "torch.from_numpy for arrays"
+                )
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise MspcapsError(
                 f"{self.name}: images must be uint8 [N, C, H, W], not {self.images.dtype} {tuple(self.images.shape)}"
@@ -66,8 +67,8 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         if 0 in self.images.shape:
             raise MspcapsError(f"{self.name}: the images are empty, their shape is {tuple(self.images.shape)}")
         if len({*self.classes}) < len(self.classes):
-            twice = Counter(self.classes).most_common(1)[0][0]
-            raise MspcapsError(f"{self.name}: two classes are called {twice!r}")
+            duplicate = Counter(self.classes).most_common(1)[0][0]
+            raise MspcapsError(f"{self.name}: two classes are called {duplicate!r}")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= len(self.classes):
             raise MspcapsError(
@@ -78,7 +79,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """(uint8 [C, H, W], label): what a DataLoader asks for."""
+        """(uint8 [C, H, W], label), for a DataLoader."""
         return self.images[index], int(self.labels[index])
 
     @property
@@ -96,7 +97,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def split(self, held_out: int, name: str = "held_out") -> tuple["ImageSet", "ImageSet"]:
-        """-> (the rest, `held_out` images). The held-out images are random but always the same."""
+        """-> (the rest, `held_out` images); the held-out images are random but always the same."""
         if not 0 < held_out < len(self):
             raise MspcapsError(
                 f"{name} is {held_out}, but must lie between 1 and {len(self) - 1:,}: {self.name} has "
@@ -106,7 +107,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return self.subset(order[held_out:].sort().values), self.subset(order[:held_out].sort().values)
 
     def resized(self, size: tuple[int, int]) -> "ImageSet":
-        """Bilinear, antialiased when it shrinks, rounded back to uint8, in blocks that keep the float copy small."""
+        """Bilinear, antialiased when shrinking, rounded to uint8; in blocks, to keep the float copy small."""
         if size == self.size:
             return self
         blocks = [
@@ -119,7 +120,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return replace(self, images=torch.cat(blocks))
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel, of pixels in [0, 1]."""
+        """Mean and standard deviation per channel, of pixels in [0, 1]."""
         pixels = self.images.transpose(0, 1).flatten(1)
         total = pixels.sum(1, dtype=torch.float64)
         squares = torch.stack([(block.double() ** 2).sum(1) for block in pixels.split(1 << 22, dim=1)]).sum(0)

@@ -1,8 +1,8 @@
-"""A reader of the numeric arrays in MATLAB files of version 5 to 7, which SVHN is published in.
+"""A reader of numeric arrays in MATLAB files of version 5 to 7, the format in which SVHN is published.
 
-Format: a 128-byte header, then elements of (type, size, data padded to 8 bytes). A type-15 element is a zlib stream
-around one other element; a type-14 element is an array made of sub-elements: flags, dimensions, name, and the values in
-column-major order.
+A file is a 128-byte header, then elements of (type, size, data padded to 8 bytes). An element of type 15 is a zlib
+stream around another element; one of type 14 is an array with the sub-elements flags, dimensions, name and values, the
+latter in column-major order.
 """
 
 import math
@@ -22,9 +22,9 @@ _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13
 
 
 def parse_mat(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """The real numeric arrays of a .mat file by name; other contents are passed over."""
+    """The real numeric arrays of a .mat file by name; other contents are ignored."""
     if content[:10] == b"MATLAB 7.3" or content[512:516] == b"\x89HDF":
-        raise MspcapsError(f"{name} is a MATLAB file of version 7.3; save it with -v7 instead")
+        raise MspcapsError(f"{name} is a MATLAB file of version 7.3: save it with -v7 instead")
     endian = {b"IM": "<", b"MI": ">"}.get(content[126:128])
     if len(content) < 128 or endian is None:
         raise MspcapsError(f"{name} is not a MATLAB file of version 5 to 7")
@@ -61,7 +61,7 @@ def _inflate(data: memoryview) -> memoryview:
 
 
 def _elements(data: memoryview, endian: str) -> Iterator[tuple[int, memoryview]]:
-    """(type, data) of each element. Values of up to 4 bytes sit inside the tag itself, their size in its upper half."""
+    """(type, data) of each element. Up to 4 bytes are stored in the tag itself, with their size in its upper half."""
     place = 0
     while place < len(data):
         (word,) = struct.unpack_from(f"{endian}I", data, place)

@@ -27,11 +27,12 @@ SUFFIXES = HEIC | {
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 }
 MAX_NAMED = 3  # broken pictures named in one message; the rest are counted
-MAX_PIXELS = 1 << 26  # 64 megapixels; a header may promise more than any memory holds
-MAX_DECODE_SCALE = 4  # a large photograph is decoded at about this many times the wanted size, then resized
+MAX_PIXELS = 1 << 26  # 64 megapixels; a header may claim more than fits into memory
+MAX_DECODE_SCALE = 4  # a large photograph is decoded at about this many times the requested size, then resized
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in a grey value, as in Pillow
 _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"))
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF tag and values
-# what Pillow raises on damaged pictures: collected by feeding it tens of thousands of them
+# what Pillow raises on damaged pictures, collected by feeding it tens of thousands of them
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError),
     RuntimeError,  # AVIF
@@ -39,20 +40,20 @@ _BROKEN = (
 )
 
 
-# What is wrong with a file is told in our own sentence, not by Pillow on stderr.
+# Our own sentence says what is wrong with a file; Pillow must not log it to stderr as well.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-# The filters of warnings belong to all threads: two that put back what they found would leave those of the other.
-_one_at_a_time = threading.Lock()
+# All threads share the warning filters: two that save and restore them at the same time would leave the wrong ones.
+_warnings_lock = threading.Lock()
 
-Skipped = Counter[str]  # suffix -> files that are no pictures
+Skipped = Counter[str]  # suffix -> number of files that are not pictures
 
 
 def pictures_below(
     folder: Path, onerror: Callable[[OSError], None] | None = None, skipped: Skipped | None = None
 ) -> Iterator[str]:
-    """Paths of the files with the suffix of a picture, in any order; hidden files and linked folders are left out.
-    `skipped` counts the files with other suffixes."""
+    """Paths of the files with a picture's suffix, in any order; hidden files and linked folders are left out. `skipped`
+    counts the files with other suffixes."""
     for place, _, files in os.walk(folder, onerror=onerror):
         for file in files:
             suffix = os.path.splitext(file)[1].lower()
@@ -65,29 +66,29 @@ def pictures_below(
 
 
 def describe_skipped(skipped: Skipped) -> str:
-    """files that are not read as pictures: 3 .txt, 1 without a suffix; the most frequent first."""
+    """files that are not read as pictures: 3 .txt, 1 without a suffix. The most frequent come first."""
     return "files that are not read as pictures: " + ", ".join(
         f"{count:,} {suffix or 'without a suffix'}" for suffix, count in skipped.most_common()
     )
 
 
 def list_broken(errors: Sequence[str]) -> str:
-    """The first ones by name, the rest by number."""
+    """The first MAX_NAMED errors, and the number of the others."""
     more = f"; and {len(errors) - MAX_NAMED:,} more" if len(errors) > MAX_NAMED else ""
     return "; ".join(errors[:MAX_NAMED]) + more
 
 
 def describe_broken(errors: Sequence[str], total: int) -> str:
-    """Which of so many pictures are left out, and why."""
+    """Which pictures of how many are left out, and why."""
     return f"{len(errors):,} of {total:,} pictures are left out: {list_broken(errors)}"
 
 
 def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | None]]:
-    """Each file as named and, sorted, all pictures below each folder; with an error message where there is nothing to
-    read."""
+    """Each file as it is, and all pictures below each folder, sorted; with an error message if a folder cannot be read
+    or holds none."""
     for path in map(Path, paths):
         path = path.expanduser()
-        if not os.path.isdir(path):  # unlike the method of Path, this never raises
+        if not os.path.isdir(path):  # unlike Path.is_dir, this never raises
             yield path, None
             continue
         errors: list[OSError] = []
@@ -103,10 +104,10 @@ def find_pictures(paths: Iterable[str | Path]) -> Iterator[tuple[Path, str | Non
 def open_picture(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open a picture and read its header only; the caller closes it."""
     if os.path.exists(path) and not os.path.isfile(path):  # unlike the methods of Path, these never raise
-        raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait for ever
+        raise MspcapsError(f"cannot read {path}: it is not a plain file")  # opening a pipe would wait forever
     try:
-        with _one_at_a_time, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bombs, for which the limit below is lower, and of damaged EXIF data
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about large pictures, which are checked below, and damaged EXIF data
             picture = Image.open(path, formats=known_formats(path))
     except Image.DecompressionBombError as error:
         raise MspcapsError(
@@ -125,7 +126,7 @@ def open_picture(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def known_formats(path: Path) -> tuple[str, ...]:
-    """What a file may be, whatever its suffix says; HEIC only if it says so, since its reader is an extra."""
+    """The formats that a file may have, whatever its suffix; HEIC only with its suffix, as its reader is an extra."""
     if path.suffix.lower() not in HEIC:
         return FORMATS
     try:
@@ -154,7 +155,7 @@ def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, in
 
 
 def read_pixels(path: Path, channels: int) -> np.ndarray:
-    """All pixels as stored, uint8 [H, W, channels] with channels 1 or 3: for mosaics, where no value may change."""
+    """All pixels as stored, uint8 [H, W, channels] with 1 or 3 channels: for mosaics, where no value may change."""
     with open_picture(path) as picture:
         try:
             pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
@@ -162,19 +163,19 @@ def read_pixels(path: Path, channels: int) -> np.ndarray:
             raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     if pixels.shape[2] < channels:
-        raise MspcapsError(f"{path} is a greyscale picture where colour is needed")
+        raise MspcapsError(f"{path} is a greyscale picture, but colour is needed")
     return pixels[..., :channels]
 
 
 def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
     """One picture as uint8 [channels, *size], upright, white where transparent, stretched to size (height, width).
 
-    `source` is a file or an open Pillow image, which is not changed.
+    `source` is a file, or an open Pillow image, which stays as it is.
     """
     with nullcontext(source) if isinstance(source, Image.Image) else open_picture(source) as picture:
         try:
             if picture is not source:
-                # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time and memory
+                # a JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time and memory
                 picture.draft(picture.mode, (MAX_DECODE_SCALE * max(size), MAX_DECODE_SCALE * max(size)))
             upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
             if upright.size != (size[1], size[0]):
@@ -191,10 +192,10 @@ def _flatten(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I"):
         greys = np.asarray(picture).astype(np.int64)
         if greys.min(initial=0) < 0 or greys.max(initial=0) > 65535:
-            raise MspcapsError("its greys do not lie between 0 and 65535: save it with 8 or 16 bits")
+            raise MspcapsError("its grey values do not lie between 0 and 65535: save it with 8 or 16 bits")
         return Image.fromarray((greys >> 8).astype(np.uint8))
     if picture.mode == "F":
-        raise MspcapsError("its pixels are floating-point numbers, whose white is unknown: save it with 8 or 16 bits")
+        raise MspcapsError("its pixels are floating-point numbers of unknown range: save it with 8 or 16 bits")
     if picture.has_transparency_data:
         layers = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
@@ -207,5 +208,5 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, MemoryError):
-        return "there is not enough memory for it in the requested size"
+        return "there is not enough memory for it at the requested size"
     return f"the picture is broken ({str(error) or type(error).__name__})"

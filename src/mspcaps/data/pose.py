@@ -1,11 +1,11 @@
-"""Two tasks that train on some poses and test on others, made of published images.
+"""Two tasks that train on some poses and test on others, made from published images.
 
 mnist40: MNIST digits placed anywhere on 40 x 40 for training; for testing also rotated, sheared and scaled, in the
-ranges that affNIST publishes. dsprites_pose: dSprites, the three shapes as classes, tested on orientations and scales
-that no training image has.
+ranges of affNIST. dsprites_pose: dSprites with its three shapes as classes, tested on orientations and scales that no
+training image has.
 
-Both are the same bytes on every machine, which the catalog's checksums prove: the draws come from the frozen stream of
-`RandomState`, and interpolation is done in whole numbers.
+Both are the same bytes on every machine, as the catalog's checksums prove: the draws come from the frozen stream of
+`RandomState`, and interpolation uses whole numbers.
 """
 
 import math
@@ -20,7 +20,7 @@ import numpy as np
 from mspcaps.errors import MspcapsError, reason
 
 SIDE = 40  # pixels of mnist40
-ROTATION, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)  # affNIST: degrees either way, either way, each axis on its own
+ROTATION, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)  # as in affNIST: +- degrees, +- shear, factor of each axis
 FRACTION = 8  # bits of a coordinate below the pixel
 
 DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
@@ -29,16 +29,16 @@ _BROKEN = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZip
 
 
 class Poses(NamedTuple):
-    """Of one split of dsprites_pose: the numbers of its scales and orientations, and how many images of each shape."""
+    """One split of dsprites_pose: the numbers of its scales and orientations, and how many images of each shape."""
 
     scales: tuple[int, ...]
     orientations: tuple[int, ...]
     images: int
 
 
-# A third of the orientations, 0 to 111 degrees, and the smaller scales, 0.5 to 0.7, are for training; the other thirds
-# with the larger scales are for testing, so that nothing of a shape is lost in halving what is only seen in the test.
-# Orientation 39 is 360 degrees, the same as 0, and is left out.
+# A third of the orientations, 0 to 111 degrees, and the smaller scales, 0.5 to 0.7, are for training. The other thirds
+# and the larger scales are for testing: halving the images then loses no detail of the unseen poses. Orientation 39 is
+# 360 degrees, the same as 0, and is left out.
 SPLITS = {
     "train": Poses((0, 1, 2), tuple(range(13)), 10_000),
     "test": Poses((3, 4, 5), tuple(range(13, 39)), 4_000),
@@ -46,7 +46,7 @@ SPLITS = {
 
 
 def make_mnist40(mnist: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """x_*, y_* of MNIST, images uint8 [N, 28, 28] or [N, 1, 28, 28] -> of mnist40, images uint8 [N, 1, 40, 40]."""
+    """x_*, y_* of MNIST, images uint8 [N, 28, 28] or [N, 1, 28, 28] -> the same of mnist40, [N, 1, 40, 40]."""
     train, test = (mnist[name].reshape(-1, 28, 28) for name in ("x_train", "x_test"))
     places, poses = np.random.RandomState(0), np.random.RandomState(1)
     return {
@@ -58,7 +58,7 @@ def make_mnist40(mnist: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def draw_affine(n: int, draws: np.random.RandomState) -> np.ndarray:
-    """Rotation, shear along the rows and scales of both axes, in this order from the left: float64 [n, 2, 2]."""
+    """Rotation times shear along the rows times scales of both axes: float64 [n, 2, 2]."""
     angle = np.radians(draws.uniform(-ROTATION, ROTATION, n))
     shear, down, across = draws.uniform(-SHEAR, SHEAR, n), draws.uniform(*SCALE, n), draws.uniform(*SCALE, n)
     cos, sin = np.cos(angle), np.sin(angle)
@@ -68,7 +68,7 @@ def draw_affine(n: int, draws: np.random.RandomState) -> np.ndarray:
 
 
 def warp(images: np.ndarray, matrices: np.ndarray, side: int) -> np.ndarray:
-    """Every image through its matrix [2, 2] about the centre, onto `side` x `side`: bilinear, black outside.
+    """Transform every image by its matrix about the centre, onto `side` x `side` pixels: bilinear, black outside.
 
     images uint8 [n, h, w], matrices [n, 2, 2] from (row, column) to (row, column) -> uint8 [n, side, side]
     """
@@ -86,7 +86,7 @@ def _warp_block(images: np.ndarray, inverse: np.ndarray, side: int) -> np.ndarra
     row, column = np.arange(side)[:, None] - (side - 1) / 2, np.arange(side)[None] - (side - 1) / 2
     a, b, c, d = inverse[:, :, None, None]
     one = 1 << FRACTION
-    # where each pixel comes from, in whole fractions of a pixel: rounding once here makes the rest exact
+    # where each pixel comes from, in whole fractions of a pixel: rounded here once, so the rest is exact
     y = np.floor((a * row + b * column + (h - 1) / 2) * one + 0.5).astype(np.int64)
     x = np.floor((c * row + d * column + (w - 1) / 2) * one + 0.5).astype(np.int64)
     top, left, dy, dx = y >> FRACTION, x >> FRACTION, y & (one - 1), x & (one - 1)
@@ -101,7 +101,7 @@ def _warp_block(images: np.ndarray, inverse: np.ndarray, side: int) -> np.ndarra
 
 
 def place_anywhere(images: np.ndarray, side: int, draws: np.random.RandomState) -> np.ndarray:
-    """Move the ink of each image to a random place where all of it is seen: uint8 [n, h, w] -> [n, side, side]."""
+    """Move the ink of each image to a random place where it is all visible: uint8 [n, h, w] -> [n, side, side]."""
     placed = np.zeros((len(images), side, side), np.uint8)
     for image, target, chance in zip(images, placed, draws.uniform(size=(len(images), 2)), strict=True):
         rows, columns = (np.flatnonzero(image.any(axis)) for axis in (1, 0))
@@ -112,7 +112,7 @@ def place_anywhere(images: np.ndarray, side: int, draws: np.random.RandomState) 
 
 
 def choose_sprites(split: str) -> np.ndarray:
-    """The numbers in dSprites of a split's images, in random order: int64 [3 * images]."""
+    """The numbers of a split's images in dSprites, in random order: int64 [3 * images]."""
     draws, poses = np.random.RandomState(list(SPLITS).index(split)), SPLITS[split]
     chosen = []
     for shape in range(SHAPES):
@@ -143,11 +143,11 @@ def halve(sprites: np.ndarray) -> np.ndarray:
 
 
 def read_sprites(path: Path, numbers: np.ndarray) -> np.ndarray:
-    """The images of these numbers, uint8 [n, 64, 64], zeros and ones; all 737,280 at once would take 3 GB."""
+    """The images with these numbers, uint8 [n, 64, 64] of zeros and ones; all 737,280 at once would take 3 GB."""
     total, block = SHAPES * SCALES * ORIENTATIONS * POSITIONS, POSITIONS
     order = np.argsort(numbers)
     ends = np.searchsorted(numbers[order], np.arange(block, total + 1, block))
-    found = np.zeros((len(numbers), 64, 64), np.uint8)
+    sprites = np.zeros((len(numbers), 64, 64), np.uint8)
     try:
         with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
             np.lib.format.read_magic(file)
@@ -156,7 +156,7 @@ def read_sprites(path: Path, numbers: np.ndarray) -> np.ndarray:
                 raise MspcapsError(f"{path} is not dSprites: its images are {header[2]} {header[0]}")
             for start, end in zip([0, *ends[:-1]], ends, strict=True):
                 pixels = np.frombuffer(file.read(block * 64 * 64), np.uint8).reshape(block, 64, 64)
-                found[order[start:end]] = pixels[numbers[order[start:end]] % block]
+                sprites[order[start:end]] = pixels[numbers[order[start:end]] % block]
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path} as dSprites: {reason(error)}") from error
-    return found
+    return sprites

