@@ -81,7 +81,7 @@ def build(kernel, warps, pointers, **constants):
     assert "ld.global.v4" in assembly, "16 bytes at a time"
 
 shape = dict(H=32, W=32, C=32, K=5)
-build(depthwise, 4, ["*bf16", "*bf16", "*bf16"], TURNED=True, RB=64, CB=32, **shape)
+build(depthwise, 4, ["*bf16", "*bf16", "*bf16"], TRANSPOSED=True, RB=64, CB=32, **shape)
 build(depthwise_filters, 8, ["*bf16", "*bf16", "*fp32"], KP=8, STEPS=20, RB=16, CB=32, **shape)
 """
 

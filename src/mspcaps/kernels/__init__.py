@@ -1,7 +1,7 @@
-"""Optional accelerators: Triton kernels for the parts of a training step that compilers leave as many small passes.
+"""Optional accelerators: Triton kernels for those parts of a training step that a compiler leaves as many small passes.
 
-`fuse(model)` is the only way in, and only the training step takes it. Triton is imported when a kernel runs, so
-the package imports everywhere.
+`fuse(model)` is the only entry point, and only the training step uses it. Triton is imported when a kernel runs, so the
+package can be imported everywhere.
 """
 
 from mspcaps.kernels.fused import fuse

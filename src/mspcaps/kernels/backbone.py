@@ -1,11 +1,11 @@
-"""The MSRB backbone in training mode as one operator with a backward pass written by hand.
+"""The MSRB backbone in training mode as one operator with a hand-written backward pass.
 
 It computes what the `ResidualBlock`s of `models.mspcaps` and the average pooling of PatchifyCaps compute. cuDNN does
-the convolutions (the first, of few channels, is a product with image patches), the kernels of `maps` the rest.
-The maps are NHWC in memory; the precision is that of x, the vectors of BatchNorm are fp32.
+the convolutions (the first, with few channels, is a product with image patches), the kernels of `maps` do the rest. The
+maps are NHWC in memory; the precision is that of x, BatchNorm's vectors are fp32.
 
-The operator returns the batch's statistics and `backbone` moves the running ones: an operator that changes its
-arguments may not have an autograd formula. torch.compile keeps the operator and its backward pass opaque.
+The operator returns the statistics of the batch, and `backbone` updates the running ones: an operator that changes its
+arguments cannot have an autograd formula. Both passes are opaque to torch.compile.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from torch import Tensor
 from mspcaps.kernels import maps
 from mspcaps.kernels.maps import GradSources, Norm, narrow, narrow_conv
 
-MAX_PATCH_CHANNELS = 4  # input channels up to which the first convolution is a product with image patches
+MAX_PATCH_CHANNELS = 4  # most input channels for which the first convolution is a product with image patches
 
 
 def supported(x: Tensor, channels: Sequence[int], strides: Sequence[int], pools: Sequence[bool], patch: int) -> bool:
-    """Whether the operator takes this input and these layers (channels: one output width per convolution)."""
+    """Whether the operator supports this input and these layers (channels: output channels of each convolution)."""
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x.ndim != 4 or x.numel() == 0:
         return False
     b, few, h, w = x.shape
@@ -43,8 +43,8 @@ def backbone(
 ) -> list[Tensor]:  # fmt: skip
     """x [b, c, h, w], normalised -> patch averages [b, n_i, c_i] of every layer with `pools`, n row-major.
 
-    One entry per convolution in each list. weights [c_out, c_in, 3, 3] (channels_last in memory copies nothing),
-    the vectors [c_out]; a layer with a shortcut is relu(bn(conv(x)) + x), the others relu(bn(conv(x))).
+    Each list has one entry per convolution: weights [c_out, c_in, 3, 3] (copied unless channels_last in memory),
+    vectors [c_out]. A layer with a shortcut is relu(bn(conv(x)) + x), the others are relu(bn(conv(x))).
     """
     results = backbone_forward(
         x, [w.to(x.dtype) for w in weights], list(gammas), list(betas), list(running_means),
@@ -63,9 +63,9 @@ def backbone_forward(
     x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor], shifts: list[Tensor],
     strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """-> the pooled maps, then what the backward pass needs: conv outputs and maps [b, h, w, c] of every layer,
-    image patches; and mean, 1 / standard deviation, unbiased variance [3, sum of c]. Any shifts [c] near the means will
-    do: sums are taken around them."""
+    """-> the pooled maps, then what the backward pass needs: conv outputs and maps [b, h, w, c] of every layer, image
+    patches, and mean, 1 / standard deviation and unbiased variance [3, sum of c]. Sums are taken around the shifts [c],
+    which may be any values near the means."""
     channels = [len(w) for w in weights]
     pooled: list[Tensor] = []
     ys: list[Tensor] = []
@@ -73,7 +73,7 @@ def backbone_forward(
     stats = x.new_empty(3, sum(channels), dtype=torch.float32)
     means, rstds, variances = (s.split(channels) for s in stats)
     patches = x.new_empty(0)
-    # Autocast is the caller's business: here the precision is that of x.
+    # Autocast is up to the caller: here the precision is that of x.
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         sums = torch.zeros_like(stats[:2]).split(channels, dim=1)
         for i, weight in enumerate(weights):
@@ -117,7 +117,8 @@ def backbone_backward(
     saved: list[Tensor],
     strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, need_dx: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """-> dx (empty unless needed), the gradients of the weights, and [3, sum of c]: a sum, those of gamma and beta."""
+    """-> dx (empty unless needed), the gradients of the weights, and [3, sum of c]: a sum that is used on the way, then
+    the gradients of gamma and beta."""
     n, channels = len(weights), [len(w) for w in weights]
     ys, outs, (patches, stats) = saved[:n], saved[n : 2 * n], saved[2 * n :]
     means, rstds, _ = (s.split(channels) for s in stats)
@@ -130,7 +131,7 @@ def backbone_backward(
             norm = Norm(ys[i], means[i], rstds[i], gammas[i], betas[i])
             capsules = d_pooled.pop().contiguous() if pools[i] else None
             source = GradSources(above, skip, capsules, patch, outs[i] if shortcuts[i] else None)
-            # Worth a write where the sum is needed again whole, or stands for two maps.
+            # Writing the sum pays off if the shortcut needs it again, or if it replaces two maps.
             keep = shortcuts[i] or (above is not None and skip is not None)
             source = maps.gradient_sums(norm, source, products[i], d_betas[i], keep)
             in_place = not shortcuts[i]
@@ -159,7 +160,7 @@ def _(grads: list[Tensor], x: Tensor, weights: list[Tensor], *rest: Any) -> list
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, weights, gammas, betas, _, ctx.strides, ctx.shortcuts, ctx.pools, ctx.patch, _ = inputs
-    ctx.set_materialize_grads(False)  # what is only saved has no gradient, not even zeros
+    ctx.set_materialize_grads(False)  # outputs that are only saved have no gradient, not even zeros
     ctx.save_for_backward(x, *weights, *gammas, *betas, *output[sum(ctx.pools) :])
     ctx.shapes = [t.shape for t in output[: sum(ctx.pools)]]
 
@@ -174,7 +175,7 @@ def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         ctx.strides, ctx.shortcuts, ctx.pools, ctx.patch, ctx.needs_input_grad[0],
     )  # fmt: skip
     d_gammas, d_betas = (list(v.split([len(g) for g in gammas])) for v in vectors[1:])
-    d_x, none = dx if ctx.needs_input_grad[0] else None, [None] * n  # the shifts change nothing but rounding
+    d_x, none = dx if ctx.needs_input_grad[0] else None, [None] * n  # the shifts only affect rounding
     return d_x, d_weights, d_gammas, d_betas, none, None, None, None, None, None
 
 
@@ -182,14 +183,14 @@ backbone_forward.register_autograd(gradients, setup_context=save)
 
 
 class SideStream:
-    """A second stream for work that nobody waits for before the end: in a captured CUDA graph the weight gradients
-    become a branch of their own. Outside of a capture everything runs in order: cuDNN times its algorithms then, and
-    neighbours on the GPU could mislead it."""
+    """A second stream for work that is not needed before the end: in a captured CUDA graph the weight gradients become
+    a branch of their own. Outside a capture everything runs in order, as cuDNN then times its algorithms and concurrent
+    kernels could mislead it."""
 
-    streams: dict[torch.device, torch.cuda.Stream] = {}  # noqa: RUF012, one per device for good
+    streams: dict[torch.device, torch.cuda.Stream] = {}  # noqa: RUF012, one per device, never freed
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.held = device, []  # type: ignore[var-annotated]
+        self.device, self.kept_alive = device, []  # type: ignore[var-annotated]
         self.forks = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def __enter__(self) -> "SideStream":
@@ -201,22 +202,22 @@ class SideStream:
         return self
 
     def after_main(self, *needed: Tensor | None) -> Any:
-        """Context: run beside the main stream once it has come this far. What is `needed` is kept until both meet,
-        or else the main stream's allocator would hand its memory out while the side still reads it."""
-        self.held += needed
+        """Context: run beside the main stream once it has come this far. The `needed` tensors are kept alive until both
+        streams join: otherwise the allocator could reuse their memory while the side stream still reads it."""
+        self.kept_alive += needed
         if not self.forks:
             return contextlib.nullcontext()
         self.stream.wait_stream(self.main)
         return torch.cuda.stream(self.stream)
 
     def join(self) -> None:
-        """The main stream goes on when the side has come this far."""
+        """Let the main stream wait for the side stream."""
         if self.forks:
             self.main.wait_stream(self.stream)
 
     def __exit__(self, *_: object) -> None:
         self.join()
-        self.held.clear()
+        self.kept_alive.clear()
 
 
 def few_channels(x: Tensor, strides: list[int]) -> bool:
@@ -236,23 +237,23 @@ def conv_backward(
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Of narrow convolutions by our own: for wide ones cuDNN's was faster on an H200."""
+    """With our own kernel for narrow convolutions; for wide ones cuDNN was faster on an H200."""
     if stride == 1 and narrow(weight):
-        return nchw(narrow_conv(nhwc(dy), weight, 1, turned=True))
+        return nchw(narrow_conv(nhwc(dy), weight, 1, transposed=True))
     return conv_backward(dy, x, weight, stride, [True, False, False])[0]
 
 
 def patch_weight_gradient(dy: Tensor, patches: Tensor, weight: Tensor) -> Tensor:
-    """One product per image, so that it splits over the batch instead of being one long thin product; then the sum."""
+    """One product per image, to split the work over the batch instead of one long thin product, then their sum."""
     o, c = weight.shape[:2]
     per_image = torch.bmm(dy.flatten(1, 2).transpose(1, 2), patches)  # [b, o, k]
-    # The sum over the images as a product, in place of a separate reduction.
+    # The sum over the images as a product, instead of a separate reduction.
     total = per_image.new_ones(1, len(dy)) @ per_image.flatten(1)
     return total.view(o, -1)[:, : 9 * c].reshape(o, 3, 3, c).permute(0, 3, 1, 2)
 
 
 def nhwc(t: Tensor) -> Tensor:
-    """[b, c, h, w] -> contiguous [b, h, w, c], a view if it lies so in memory."""
+    """[b, c, h, w] -> contiguous [b, h, w, c], a view if t is channels_last in memory."""
     return t.permute(0, 2, 3, 1).contiguous()
 
 

@@ -1,7 +1,7 @@
-"""Depthwise convolutions of stride 1, forward and backward, on maps that are NHWC in memory.
+"""Depthwise convolutions with stride 1, forward and backward, on maps that are NHWC in memory.
 
-cuDNN's take several times as long as reading and writing the maps does, most of all the gradient of the filters.
-Both operators are opaque to torch.compile.
+cuDNN takes several times as long as reading and writing the maps would, above all for the gradient of the filters. Both
+operators are opaque to torch.compile.
 """
 
 from typing import Any
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from mspcaps.kernels.maps import PROGRAMS, power_of_two
 
-CHANNELS = 64  # of a tile: 128 bytes of bf16, one cache line
+CHANNELS = 64  # per tile: 128 bytes of bf16, one cache line
 
 
 def supported(x: Tensor) -> bool:
-    """Whether the kernels take a map [b, c, h, w] of this precision and size."""
+    """Whether the kernels support a map [b, c, h, w] of this precision and size."""
     return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and 0 < x.numel() < 2**31
 
 
 @torch.library.custom_op("mspcaps::depthwise", mutates_args=())
-def depthwise(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
-    """x [b, h, w, c], filters [k k, c] -> [b, h, w, c], padding k // 2; `turned` takes the gradient of such a
-    convolution back to its input."""
+def depthwise(x: Tensor, filters: Tensor, transposed: bool) -> Tensor:
+    """x [b, h, w, c], filters [k k, c] -> [b, h, w, c], padding k // 2; `transposed`: from the gradient of the output
+    to that of the input."""
     from mspcaps.kernels.triton_kernels import depthwise as kernel
 
     b, h, w, c = x.shape
@@ -38,7 +38,7 @@ def depthwise(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
             W=w,
             C=c,
             K=side(filters),
-            TURNED=turned,
+            TRANSPOSED=transposed,
             RB=rb,
             CB=cb,
             num_warps=4,
@@ -47,13 +47,13 @@ def depthwise(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
 
 
 @depthwise.register_fake
-def _(x: Tensor, filters: Tensor, turned: bool) -> Tensor:
+def _(x: Tensor, filters: Tensor, transposed: bool) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("mspcaps::depthwise_filters", mutates_args=())
 def filter_gradient(x: Tensor, dy: Tensor, filters: Tensor) -> Tensor:
-    """-> the gradient of the filters, summed up in fp32 and then in their precision."""
+    """-> the gradient of the filters, accumulated in fp32 and returned in their precision."""
     from mspcaps.kernels.triton_kernels import depthwise_filters as kernel
 
     b, h, w, c = x.shape

@@ -1,7 +1,7 @@
 """PatchifyCaps after its pooling, for all scales at once: one kernel forward and one backward per scale.
 
-Computes what `PatchifyCaps.embed` computes: projection, position, LayerNorm. Compilers make about eight kernels of that
-per scale, each of which takes less time than launching it. Both operators are opaque to torch.compile.
+Computes what `PatchifyCaps.embed` computes: projection, position, LayerNorm. A compiler makes about eight kernels of it
+per scale, each of which takes less time than its launch. Both operators are opaque to torch.compile.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from mspcaps.kernels.maps import power_of_two
 
-MAX_CAPS_DIM = 256  # capsule dimension that one tile holds
-PROGRAMS = 128  # to aim for, so that a GPU has something to do for most of its multiprocessors
+MAX_CAPS_DIM = 256  # largest capsule dimension that fits into one tile
+PROGRAMS = 128  # to aim for, to keep most multiprocessors of a GPU busy
 
 
 def supported(averages: Sequence[Tensor], dims: Sequence[int]) -> bool:
-    """Whether the kernels take patch averages [b, n, c] of this precision and capsules of these dimensions."""
-    known = (torch.float32, torch.bfloat16, torch.float16)
-    return max(dims) <= MAX_CAPS_DIM and all(u.dtype in known and 0 < u.numel() < 2**31 for u in averages)
+    """Whether the kernels support patch averages [b, n, c] of this precision and capsules of these dimensions."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    return max(dims) <= MAX_CAPS_DIM and all(u.dtype in dtypes and 0 < u.numel() < 2**31 for u in averages)
 
 
 def embed(
@@ -27,8 +27,8 @@ def embed(
     gammas: Sequence[Tensor], betas: Sequence[Tensor], eps: float = 1e-5,
 ) -> list[Tensor]:  # fmt: skip
     """Per scale: averages [b, n, c], weight [d, c], bias [d], position [n, d], LayerNorm [d] -> capsules [b, n, d]."""
-    like = [u.dtype for u in averages]
-    weights = [w.to(dtype) for w, dtype in zip(weights, like, strict=True)]
+    dtypes = [u.dtype for u in averages]
+    weights = [w.to(dtype) for w, dtype in zip(weights, dtypes, strict=True)]
     results = embed_forward(list(averages), weights, list(biases), list(positions), list(gammas), list(betas), eps)
     return results[: len(averages)]
 
@@ -38,7 +38,7 @@ def embed_forward(
     averages: list[Tensor], weights: list[Tensor], biases: list[Tensor], positions: list[Tensor],
     gammas: list[Tensor], betas: list[Tensor], eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """-> the capsules, then for the backward pass their normed values [b n, d] and 1 / deviation [b n], in fp32."""
+    """-> the capsules, then for the backward pass the normalised values [b n, d] and 1 / deviation [b n], in fp32."""
     from mspcaps.kernels.triton_kernels import embed_forward as kernel
 
     out, normed, rstd = empty_results(averages, weights)
@@ -62,8 +62,8 @@ def embed_backward(
     grads: list[Tensor], averages: list[Tensor], weights: list[Tensor], gammas: list[Tensor],
     normed: list[Tensor], rstd: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    """-> per scale the gradient of its averages; then, flat, those of all weights and positions in the precision of the
-    averages; then, flat and in fp32, the same again and those of all biases, gammas and betas."""
+    """-> the gradient of the averages of each scale; one flat vector for all weights and positions, in the precision of
+    the averages; and one flat fp32 vector for the same and for all biases, gammas and betas."""
     from mspcaps.kernels.triton_kernels import embed_backward as kernel
 
     d_averages, matrices, total = empty_gradients(averages, weights)
@@ -90,7 +90,7 @@ def _(grads: list[Tensor], averages: list[Tensor], weights: list[Tensor], *_: An
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     averages, weights, _, positions, gammas, _, _ = inputs
-    ctx.set_materialize_grads(False)  # what is only saved has no gradient, not even zeros
+    ctx.set_materialize_grads(False)  # outputs that are only saved have no gradient, not even zeros
     ctx.dtypes = [p.dtype for p in positions]
     ctx.save_for_backward(*averages, *weights, *gammas, *output)
 
@@ -99,8 +99,8 @@ def gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     scales = len(ctx.dtypes)
     kinds = [list(ctx.saved_tensors[i : i + scales]) for i in range(0, 6 * scales, scales)]
     averages, weights, gammas, out, normed, rstd = kinds
-    given = [torch.zeros_like(u) if g is None else g for g, u in zip(grads, out, strict=False)]
-    *d_averages, matrices, total = embed_backward(given, averages, weights, gammas, normed, rstd)
+    d_out = [torch.zeros_like(u) if g is None else g for g, u in zip(grads, out, strict=False)]
+    *d_averages, matrices, total = embed_backward(d_out, averages, weights, gammas, normed, rstd)
     sizes = shapes(averages, weights)
     flat = matrices.split([*sizes[0], *sizes[1]])
     d_weights = [piece.view_as(w) for piece, w in zip(flat, weights, strict=False)]
@@ -118,7 +118,7 @@ embed_forward.register_autograd(gradients, setup_context=save)
 
 
 def shapes(averages: list[Tensor], weights: list[Tensor]) -> tuple[list[int], list[int], list[int]]:
-    """-> sizes of the weights, of the positions, of bias, gamma and beta together; per scale."""
+    """-> per scale, the sizes of the weight, of the position, and of bias, gamma and beta together."""
     dims = [len(w) for w in weights]
     positions = [x.shape[1] * d for x, d in zip(averages, dims, strict=True)]
     return [w.numel() for w in weights], positions, [3 * d for d in dims]
@@ -138,7 +138,7 @@ def empty_gradients(averages: list[Tensor], weights: list[Tensor]) -> tuple[list
 
 
 def tiles(x: Tensor, weight: Tensor) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid and tile sizes; products on tensor cores need 16 or more on every side."""
+    """Grid and tile sizes; tensor cores need at least 16 on every side."""
     b, n, c = x.shape
     rows, d = b * n, len(weight)
     rb = 64

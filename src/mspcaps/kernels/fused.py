@@ -1,7 +1,7 @@
-"""`fuse(model)`: what a training step on a GPU runs in the place of the model.
+"""`fuse(model)`: what a training step on a GPU runs instead of the model.
 
-The model stays the definition. Its twin is made of the same modules, parameters and buffers, except where we know
-a part and nothing about it is unusual (no hook, no pruning, no frozen statistics): there our kernels compute the same.
+The model remains the definition. Its twin shares all modules, parameters and buffers, except for parts that we have
+kernels for and that are unmodified (no hook, no pruning, no frozen statistics): there our kernels compute the same.
 """
 
 import copy
@@ -28,8 +28,8 @@ TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fuse(model: Model) -> Model:
-    """A twin of a model in training mode with the same parameters and buffers, or the model itself where there is
-    nothing to gain. Both stay valid: what changes one, a step or a loaded state, changes the other."""
+    """A twin of a model in training mode with the same parameters and buffers, or the model itself if there is nothing
+    to gain. Both stay valid: a step or a loaded state that changes one changes the other."""
     if TRITON and isinstance(model, MSPCaps | LinearHead) and parts_are_plain(model):
         patchify = model.patchify
         fused: dict[str, nn.Module] = {"backbone": FusedBackbone(model.backbone, patchify.patch)}
@@ -44,14 +44,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def with_children(module: M, children: dict[str, nn.Module]) -> M:
-    """A copy that shares everything with the module but these children."""
+    """A copy that shares everything with the module except these children."""
     twin = copy.copy(module)
     twin._modules = {**module._modules, **children}
     return twin
 
 
 def replace_modules(module: M, replace: Callable[[nn.Module], nn.Module]) -> M:
-    """The module with everything inside it replaced; only what holds something new is copied."""
+    """The module with `replace` applied to everything inside it; only modules that hold something new are copied."""
     children = {name: child for name, child in module._modules.items() if child is not None}
     new = {name: replace_modules(replace(child), replace) for name, child in children.items()}
     changed = {name: child for name, child in new.items() if child is not children[name]}
@@ -59,18 +59,18 @@ def replace_modules(module: M, replace: Callable[[nn.Module], nn.Module]) -> M:
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether to call the module is to run the forward pass of `kind` and nothing else: it has no hooks (pruning is
-    one) and was not parametrised, adapted or replaced. Others must be called, however fast a way around them is."""
+    """Whether calling the module runs the forward pass of `kind` and nothing else: it has no hooks (pruning is one) and
+    was not parametrised, adapted or replaced. Any other module must be called, not bypassed."""
     return type(module) is kind and not (
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 def parts_are_plain(model: MSPCaps | LinearHead) -> bool:
-    """Whether no module that the operators pass by is more than they know: changed, listened to, or frozen."""
+    """Whether every module that the operators bypass is what they compute: not changed, hooked or frozen."""
     module, patchify = model.backbone, model.patchify
-    own, known = type(model), MSPCaps if isinstance(model, MSPCaps) else LinearHead
-    if any(getattr(own, step, None) is not getattr(known, step, None) for step in STEPS):
+    kind, family = type(model), MSPCaps if isinstance(model, MSPCaps) else LinearHead
+    if any(getattr(kind, step, None) is not getattr(family, step, None) for step in STEPS):
         return False
     if not is_plain(module, MSRB) or not (is_plain(patchify, MultiScalePatchify) or is_plain(patchify, PatchAverages)):
         return False
@@ -97,8 +97,8 @@ def conv_layers(module: MSRB) -> list[ConvBN]:
 
 
 class FusedBackbone(nn.Module):
-    """The backbone and the pooling of PatchifyCaps as one operator with a hand-written backward:
-    normalised images [b, c, h, w] -> patch averages [b, n_i, c_i] of every scale in use, finest first."""
+    """The backbone and the pooling of PatchifyCaps as one operator with a hand-written backward pass: normalised images
+    [b, c, h, w] -> patch averages [b, n_i, c_i] of every scale in use, finest first."""
 
     def __init__(self, plain: MSRB, patch: int) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class FusedPatchify(nn.Module):
 
 
 def faster_conv(conv: nn.Module) -> nn.Module:
-    """A twin for the two kinds of convolution whose weight gradient takes cuDNN out of all proportion: depthwise ones,
-    and 3x3 ones on an image."""
+    """A twin for the two kinds of convolution whose weight gradient is disproportionately slow in cuDNN: depthwise
+    ones, and 3x3 ones on an image."""
     if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d):
         return conv
     k = conv.kernel_size[0]
@@ -171,7 +171,7 @@ def faster_conv(conv: nn.Module) -> nn.Module:
 
 
 class DepthwiseConv(nn.Module):
-    """A filter per channel, [b, c, h, w] -> the same shape."""
+    """A depthwise convolution, [b, c, h, w] -> the same shape."""
 
     def __init__(self, plain: nn.Conv2d) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class DepthwiseConv(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """A 3x3 convolution of few input channels as a product with image patches."""
+    """A 3x3 convolution with few input channels as a product with image patches."""
 
     def __init__(self, plain: nn.Conv2d) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class PatchConv(nn.Module):
         weight = self.weight.permute(2, 3, 1, 0).reshape(9 * c, -1)
         spare = -9 * c % 8  # tensor cores take inner sizes in multiples of 8
         patches, weight = F.pad(patches, (0, spare)), F.pad(weight, (0, 0, 0, spare))
-        # One product per image: the weight gradient then splits over the batch instead of one long thin product.
+        # One product per image: the weight gradient is then split over the batch instead of one long thin product.
         y = torch.bmm(patches, weight.expand(b, -1, -1))  # [b, h w, out]
         y = y.view(b, h, w, -1).permute(0, 3, 1, 2)
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
@@ -212,7 +212,7 @@ def joint_votes(routing: nn.Module) -> nn.Module:
 
 
 class JointVotes(CrossAgreementRouting):
-    """Fine and coarse capsules that share their weights vote in one product, not in two."""
+    """Fine and coarse capsules that share their weights vote in one product instead of two."""
 
     def __init__(self, plain: CrossAgreementRouting) -> None:
         nn.Module.__init__(self)

@@ -1,8 +1,8 @@
-"""Operations on feature maps, contiguous [b, h, w, c]: narrow convolutions, and training-mode BatchNorm with ReLU,
+"""Operations on feature maps, contiguous [b, h, w, c]: narrow convolutions, and BatchNorm in training mode with ReLU,
 shortcut and patch average in as few passes over memory as the sums allow.
 
-Forward per layer: `normalised`, with a pass for the sums unless the convolution took them on its way. Backward per
-layer: `gradient_sums` and `gradient_through_norm`.
+Forward per layer: `normalised`, after a pass for the sums unless the convolution has computed them. Backward per layer:
+`gradient_sums` and `gradient_through_norm`.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHANNELS = 64  # of a block in the kernels that sum over rows: 128 bytes of bf16, one cache line
-MAX_NARROW_CHANNELS = 96  # of a convolution of ours; cuDNN is hard to beat beyond
-PROGRAMS = 264  # such programs to aim for: two per multiprocessor of the largest GPUs
+CHANNELS = 64  # per block in the kernels that sum over rows: 128 bytes of bf16, one cache line
+MAX_NARROW_CHANNELS = 96  # for our own convolution; with more channels cuDNN is hard to beat
+PROGRAMS = 264  # to aim for: two per multiprocessor of the largest GPUs
 
 
 def power_of_two(n: int) -> int:
-    """The smallest that is not below n: Triton's tiles have such sides."""
+    """The smallest power of two that is at least n: the sides of Triton's tiles."""
     return 1 << (n - 1).bit_length()
 
 
@@ -36,7 +36,7 @@ class Norm:
 
 
 def summing_grid(rows: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Grid and tile of the kernels that sum over rows: about PROGRAMS of them, each walking over several tiles.
+    """Grid and tile of the kernels that sum over rows: about PROGRAMS programs, each of which loops over several tiles.
 
     Tiles of 2048 were among the fastest at four sizes of T and L, timed alone on an H200.
     """
@@ -48,8 +48,8 @@ def summing_grid(rows: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def tile_grid(rows: int, c: int, largest_tile: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Grid and tile of the kernels that touch every element once: at least PROGRAMS of them if the map is large enough,
-    with 8 elements of a tile (16 bytes of bf16) or 16 per thread."""
+    """Grid and tile of the kernels that touch every element once: at least PROGRAMS programs if the map is large
+    enough, with 8 elements of a tile (16 bytes of bf16) or 16 per thread."""
     cb = min(power_of_two(c), 128)
     tile = largest_tile
     while tile > 256 and rows * c < tile * PROGRAMS:
@@ -63,8 +63,8 @@ def normalised(
 ) -> tuple[Tensor, Tensor | None]:
     """-> relu(norm(y) [+ residual]) [b, h, w, c] and, if patch > 0, its patch averages [b, n, c].
 
-    sums [2, c] come as zeros, or as those of y - shift and of its square if there is a shift [c]. Fills mean, rstd and
-    the unbiased variance [c].
+    sums [2, c] are zeros, or with a shift [c] the sums of y - shift and of its square. Fills in mean, rstd and the
+    unbiased variance [c].
     """
     from mspcaps.kernels.triton_kernels import batch_statistics, normalise, normalise_and_pool
 
@@ -95,7 +95,7 @@ class GradSources:
     skip: Tensor | None = None
     pooled: Tensor | None = None
     patch: int = 1
-    out: Tensor | None = None  # the map itself, where its sign says more than the sign of norm(y): behind a shortcut
+    out: Tensor | None = None  # the map itself if there is a shortcut: the sign of norm(y) is then not that of the map
     masked: bool = False  # already zero where the map is zero
 
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -103,13 +103,13 @@ class GradSources:
 
     def flags(self) -> dict[str, object]:
         mask = "none" if self.masked else "v" if self.out is None else "out"
-        given = {"ABOVE": self.above, "SKIP": self.skip, "POOLED": self.pooled}
-        return {**{name: t is not None for name, t in given.items()}, "MASK": mask, "P": self.patch}
+        sources = {"ABOVE": self.above, "SKIP": self.skip, "POOLED": self.pooled}
+        return {**{name: t is not None for name, t in sources.items()}, "MASK": mask, "P": self.patch}
 
 
 def gradient_sums(norm: Norm, source: GradSources, products: Tensor, d_beta: Tensor, keep: bool) -> GradSources:
     """Adds to d_beta and to products = sum of g (y - mean). With `keep` the summed and masked gradient is written (over
-    `above` where there is one) and returned as the only source: the passes after this one read one map, not three."""
+    `above` if there is one) and returned as the only source: later passes then read one map instead of three."""
     from mspcaps.kernels.triton_kernels import gradient_sums as kernel
 
     _, h, w, c = norm.y.shape
@@ -125,7 +125,7 @@ def gradient_sums(norm: Norm, source: GradSources, products: Tensor, d_beta: Ten
 def gradient_through_norm(
     norm: Norm, source: GradSources, products: Tensor, d_gamma: Tensor, d_beta: Tensor, in_place: bool
 ) -> Tensor:
-    """-> the gradient of y, and fills d_gamma; `in_place`: written over `above`, which nobody needs any more."""
+    """-> the gradient of y; fills in d_gamma. `in_place`: written over `above`, which is no longer needed."""
     from mspcaps.kernels.triton_kernels import gradient_through_norm as kernel
 
     _, h, w, c = norm.y.shape
@@ -139,8 +139,8 @@ def gradient_through_norm(
 
 
 def image_patches(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x [b, c, h, w], weight [o, c, 3, 3] -> 3x3 patches [b, h w, k] and the weight [o, k] with the same columns:
-    9 c of them and zeros up to a multiple of 8, which is what tensor cores take."""
+    """x [b, c, h, w], weight [o, c, 3, 3] -> 3x3 patches [b, h w, k] and the weight [o, k] with the same columns: 9 c
+    of them, then zeros up to a multiple of 8 for the tensor cores."""
     from mspcaps.kernels.triton_kernels import image_patches as kernel
 
     b, c, h, w = x.shape
@@ -158,31 +158,31 @@ def image_patches(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def narrow(weight: Tensor) -> bool:
-    """Whether a convolution [o, c, 3, 3] is one of ours: tensor cores want 16 channels on every side."""
+    """Whether our own kernel computes a convolution [o, c, 3, 3]: tensor cores need 16 channels on either side."""
     return min(weight.shape[:2]) >= 16 and max(weight.shape[:2]) <= MAX_NARROW_CHANNELS
 
 
 def narrow_conv(
     x: Tensor, weight: Tensor, stride: int, shift: Tensor | None = None, sums: Tensor | None = None,
-    turned: bool = False,
+    transposed: bool = False,
 ) -> Tensor:  # fmt: skip
     """x [b, h, w, c], weight [o, c, 3, 3] in channels_last -> [b, ho, wo, o], padding 1.
 
-    With `shift` [o] and `sums` [2, o] adds sum (y - shift) and sum (y - shift)^2 over the pixels. `turned` takes the
-    gradient of such a convolution with stride 1 back to its input: [b, h, w, o] -> [b, h, w, c].
+    With `shift` [o] and `sums` [2, o] adds sum (y - shift) and sum (y - shift)^2 over the pixels. `transposed`: from
+    the gradient of the output to that of the input, for stride 1: [b, h, w, o] -> [b, h, w, c].
     """
     from mspcaps.kernels.triton_kernels import conv3x3
 
     b, h, w, c = x.shape
-    o, ho, wo = weight.shape[int(turned)], -(-h // stride), -(-w // stride)
+    o, ho, wo = weight.shape[int(transposed)], -(-h // stride), -(-w // stride)
     y = x.new_empty(b, ho, wo, o)
     rows = b * ho * wo
     bm = 128 if rows >= 128 * 264 else 64
     bn, bk = tile(o), min(64, tile(c))
-    counted = (shift, *sums) if sums is not None else (None, None, None)
+    statistics = (shift, *sums) if sums is not None else (None, None, None)
     conv3x3[(-(-rows // bm), 1)](
-        x, weight.permute(0, 2, 3, 1).contiguous(), y, *counted, rows,
-        H=h, W=w, HO=ho, WO=wo, C=c, COUT=o, STRIDE=stride, TURNED=turned, SUMS=sums is not None,
+        x, weight.permute(0, 2, 3, 1).contiguous(), y, *statistics, rows,
+        H=h, W=w, HO=ho, WO=wo, C=c, COUT=o, STRIDE=stride, TRANSPOSED=transposed, SUMS=sums is not None,
         WIDE=x.dtype == torch.float32 or not x.is_cuda,
         BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn >= 16384 else 4, num_stages=3,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""All Triton code: kernels of the MSRB backbone, of PatchifyCaps, of depthwise convolutions. Import where Triton is.
+"""All Triton code: kernels of the MSRB backbone, of PatchifyCaps and of depthwise convolutions. Imported only on use.
 
-Maps are NHWC in memory and seen as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and channels.
-Sums over the rows are added up atomically, a few hundred additions per channel, and the kernel that follows turns them
-into what it needs. A last program that adds up partial sums would make results repeatable to the bit, but took longer.
+Maps are NHWC in memory and treated as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and
+channels. Sums over the rows are accumulated atomically, a few hundred additions per channel, and the next kernel turns
+them into what it needs. Adding partial sums in a last program would make results bit-for-bit repeatable, but was
+slower.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,7 +24,7 @@ def batch_statistics(
     shift = tl.load(y + columns, mask=used, other=0.0).to(tl.float32)
     total, square = tl.zeros([RB, CB], tl.float32), tl.zeros([RB, CB], tl.float32)
     for step in range(STEPS):
-        # from the end, which was written last
+        # from the end, which was written last and may still be cached
         rows = ((STEPS - 1 - step) * PROGRAMS + PROGRAMS - 1 - first) * RB + tl.arange(0, RB)
         mask = (rows < M)[:, None] & used[None, :]
         v = tl.load(y + rows[:, None] * C + columns[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -36,8 +37,8 @@ def batch_statistics(
 
 @triton.jit
 def centre_and_scale(shift, sums, squares, mean, rstd, unbiased, columns, used, M, eps):
-    """-> mean, 1 / sqrt(variance + eps) [CB] from the sums; the first program leaves them for the backward pass,
-    and the unbiased variance that the running one takes up, as in nn.BatchNorm2d."""
+    """-> mean, 1 / sqrt(variance + eps) [CB] from the sums; the first program stores them for the backward pass, and
+    the unbiased variance for the running statistics, as in nn.BatchNorm2d."""
     off = tl.load(sums + columns, mask=used, other=0.0) / M
     variance = tl.maximum(tl.load(squares + columns, mask=used, other=0.0) / M - off * off, 0.0)
     centre = tl.load(shift + columns, mask=used, other=0.0).to(tl.float32) + off
@@ -73,9 +74,9 @@ def normalise_and_pool(
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr,
     C: tl.constexpr, SHORTCUT: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """The same, one window of P x P pixels per row of the tile, and the windows' averages [B, n, C] on the way.
+    """The same with one window of P x P pixels per row of the tile, and the averages of the windows [B, n, C].
 
-    Windows cut off by the border are visited for `out` but have no place in `pooled`.
+    Windows cut off by the border count for `out` but not for `pooled`.
     """
     GH: tl.constexpr = (H + P - 1) // P
     GW: tl.constexpr = (W + P - 1) // P
@@ -109,10 +110,11 @@ def incoming_gradient(
     H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     ABOVE: tl.constexpr, SKIP: tl.constexpr, POOLED: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient at a map's pre-activation [RB, CB]: the sum of its sources where the map is positive.
+    """The gradient of a map before its ReLU [RB, CB]: the sum of its sources where the map is positive.
 
-    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from capsules.
-    The map is positive where "v" (the normalised conv output) is, or with a shortcut where "out" is; "none": no test.
+    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from the
+    capsules. MASK says which tensor is tested for being positive: "v", the normalised conv output, "out", after a
+    shortcut, or "none".
     """
     at = rows[:, None] * C + columns[None, :]
     g = tl.zeros(mask.shape, tl.float32)
@@ -194,8 +196,8 @@ def image_patches(
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, K: tl.constexpr,
     RB: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """x [b, c, h, w] -> 3x3 patches [b h w, K] with columns (row, column, channel), zeros from 9 c to K;
-    the programs beyond those lay out the weight [o, c, 3, 3] the same way as `padded` [o, K]."""
+    """x [b, c, h, w] -> 3x3 patches [b h w, K] with columns (row, column, channel), zeros from 9 c to K; further
+    programs lay out the weight [o, c, 3, 3] in the same way, as `padded` [o, K]."""
     column = tl.arange(0, KB)
     c, kx, ky = column % CIN, column // CIN % 3, column // (3 * CIN)
     real = column < 9 * CIN
@@ -220,12 +222,12 @@ def image_patches(
 def conv3x3(
     x, weight, y, shift, sums, squares, M,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, COUT: tl.constexpr,
-    STRIDE: tl.constexpr, TURNED: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
+    STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, SUMS: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """x [b, H, W, C], weight [COUT, 3, 3, C] -> y [M = b HO WO, COUT], padding 1. With SUMS adds sum (y - shift) and
-    sum (y - shift)^2 over the pixels, of y as it is stored; a shift near the mean avoids cancellation. TURNED reads
-    a weight [C, 3, 3, COUT] from its last tap to its first: from the gradient of an output to that of the input."""
+    sum (y - shift)^2 over the pixels, of y as stored; a shift near the mean avoids cancellation. TRANSPOSED reads a
+    weight [C, 3, 3, COUT] from its last tap to its first: from the gradient of the output to that of the input."""
     row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     real, used = row < M, column < COUT
     b, top, left = row // (HO * WO), (row // WO % HO) * STRIDE - 1, (row % WO) * STRIDE - 1
@@ -238,7 +240,7 @@ def conv3x3(
         inside = real & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         at = (corner + (tap // 3 * W + tap % 3) * C)[:, None] + c[None, :]
         x_tile = tl.load(x + at, mask=inside[:, None] & (c < C)[None, :], other=0.0)
-        if TURNED:
+        if TRANSPOSED:
             at = column[None, :] + (c * (9 * COUT) + (8 - tap) * COUT)[:, None]
         else:
             at = column[None, :] * (9 * C) + (tap * C + c)[:, None]
@@ -257,13 +259,14 @@ def conv3x3(
         tl.atomic_add(squares + column, tl.sum(off * off, axis=0), mask=used, sem="relaxed")
 
 
-# PatchifyCaps after its pooling. A program owns RB rows of [b n, ...], capsules of one scale; c is walked over in
-# chunks of CB, d is padded to DP. Products take operands in the precision of x and add up in fp32, the rest is fp32.
+# PatchifyCaps after its pooling. A program computes RB rows of [b n, ...], capsules of one scale, in chunks of CB over
+# c; d is padded to DP. Products take operands in the precision of x and accumulate in fp32; the rest is fp32.
 
 
 @triton.jit
 def product(a, b, WIDE: tl.constexpr):
-    """a b in fp32. WIDE takes the operands in fp32 too: Triton's interpreter multiplies the bits of bf16 numbers."""
+    """a b in fp32. WIDE converts the operands to fp32, too: Triton's interpreter multiplies the bits of bf16
+    numbers."""
     if WIDE:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b)
@@ -305,7 +308,7 @@ def embed_backward(
     N: tl.constexpr, C: tl.constexpr, D: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr, DP: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Writes dx and adds to the rest, which come as zeros in fp32."""
+    """Writes dx and adds to the other gradients, which are zeros in fp32 at first."""
     r, d = tl.program_id(0) * RB + tl.arange(0, RB), tl.arange(0, DP)
     real, used = r < rows, d < D
     mask = real[:, None] & used[None, :]
@@ -332,17 +335,17 @@ def embed_backward(
         tl.atomic_add(d_weight + d[:, None] * C + c[None, :], dw_tile, mask=where, sem="relaxed")
 
 
-# Depthwise convolutions: filters [K K, C], a tap of all channels after the other.
+# Depthwise convolutions: filters [K K, C], tap after tap, each for all channels.
 
 
 @triton.jit
 def depthwise(
     x, filters, y, M,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, TURNED: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, TRANSPOSED: tl.constexpr,
     RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """y[h, w] = sum over taps of x[h + i, w + j] filters[i, j], zero beyond the border; TURNED: the filters by half a
-    turn, which takes a gradient back to the input."""
+    """y[h, w] = sum over taps of x[h + i, w + j] filters[i, j], zero beyond the border; TRANSPOSED rotates the filters
+    by 180 degrees: from the gradient of the output to that of the input."""
     rows, columns = tl.program_id(0) * RB + tl.arange(0, RB), tl.program_id(1) * CB + tl.arange(0, CB)
     used, h, w = columns < C, rows // W % H, rows % W
     total = tl.zeros([RB, CB], tl.float32)
@@ -351,7 +354,7 @@ def depthwise(
         inside = (rows < M) & (h + i >= 0) & (h + i < H) & (w + j >= 0) & (w + j < W)
         at = (rows + i * W + j)[:, None] * C + columns[None, :]
         v = tl.load(x + at, mask=inside[:, None] & used[None, :], other=0.0).to(tl.float32)
-        from_tap = K * K - 1 - tap if TURNED else tap
+        from_tap = K * K - 1 - tap if TRANSPOSED else tap
         total += v * tl.load(filters + from_tap * C + columns, mask=used, other=0.0).to(tl.float32)[None, :]
     mask = (rows < M)[:, None] & used[None, :]
     tl.store(y + rows[:, None] * C + columns[None, :], total.to(y.dtype.element_ty), mask=mask)
@@ -363,8 +366,8 @@ def depthwise_filters(
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     STEPS: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """Adds to total [K K, C] the gradient of the filters, a row of K taps per program: sum of x[h + i, w + j] dy[h, w].
-    KP is K up to a power of two."""
+    """Adds the gradient of the filters to total [K K, C], a row of K taps per program: sum of x[h + i, w + j] dy[h, w].
+    KP is K rounded up to a power of two."""
     columns, taps = tl.program_id(1) * CB + tl.arange(0, CB), tl.arange(0, KP)
     used, row, j = columns < C, tl.program_id(2), taps - K // 2
     i = row - K // 2
