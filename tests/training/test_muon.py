@@ -91,13 +91,8 @@ def test_ten_steps_equal_plain_loops_and_the_optimizer_of_the_recipe(optimizer: 
     recipe = Recipe(optimizer=optimizer, lr=1e-2, muon_lr=0.05, weight_decay=0.1, momentum=0.8)  # type: ignore[arg-type]
     ours, theirs = make(), make()
     flat = FlatOptimizer(ours, recipe)
-    taken = [
-        (flat.names[id(p)], shape)
-        for group in flat.groups
-        if group.shapes
-        for p, shape in zip(group.params, group.shapes, strict=True)
-    ]
-    assert dict(taken) == MATRICES
+    (matrices,) = (group for group in flat.groups if group.shapes)
+    assert dict(zip(matrices.params, matrices.shapes, strict=True)) == MATRICES
     rest = [p for name, p in theirs.named_parameters() if name not in MATRICES]
     companion: torch.optim.Optimizer = torch.optim.AdamW(rest, 1e-2, weight_decay=0.1)
     if optimizer == "sgd":
@@ -111,7 +106,7 @@ def test_ten_steps_equal_plain_loops_and_the_optimizer_of_the_recipe(optimizer: 
             name: torch.randn(p.shape, generator=generator) * (step + 1) for name, p in theirs.named_parameters()
         }
         flat.lr.fill_(1e-2 * rate)
-        flat.step(flat.flat_gradients([gradients[flat.names[id(p)]] for p in flat.params]))
+        flat.step(flat.flat_gradients([gradients[name] for name in flat.masters()]))
         for group in companion.param_groups:
             group["lr"] = 1e-2 * rate
         for name, p in theirs.named_parameters():
@@ -143,7 +138,7 @@ def test_a_step_goes_where_torchs_goes() -> None:
     flat.lr.fill_(1e-2)
     for _ in range(3):
         gradients = {name: torch.randn_like(p) for name, p in theirs.named_parameters()}
-        flat.step(flat.flat_gradients([gradients[flat.names[id(p)]] for p in flat.params]))
+        flat.step(flat.flat_gradients([gradients[name] for name in flat.masters()]))
         for name, p in matrices.items():
             p.grad = gradients[name]
         reference.step()

@@ -55,8 +55,7 @@ class WeightAverage:
         flat = self.averages[: len(optimizer.groups)]
         self.tensors = dict(zip(buffers, self.averages[len(flat) :], strict=True))  # by name, as views
         for group, average in zip(optimizer.groups, flat, strict=True):
-            for p, piece in zip(group.params, group.pieces(average), strict=True):
-                self.tensors[optimizer.names[id(p)]] = piece
+            self.tensors |= group.pieces(average)
         self.model = frozen_twin(model, self.tensors)
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 def run_folder(out: Path, recipe: Recipe) -> Path:
-    return out / recipe.dataset / recipe.model / recipe.run_name
+    return out / recipe.run_path
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:

@@ -65,7 +65,11 @@ class Evaluator:
         return in_chunks(images.to(self.device), labels.to(self.device))
 
     def capture(self) -> None:
-        self.graph = capture_graph(self.count_all, warm_up=self.count_all)
+        """Record the pass as a CUDA graph; if pictures are read from disk, only compile it."""
+        if isinstance(self.data, ImageSet):
+            self.graph = capture_graph(self.count_all, warm_up=self.count_all)
+        else:
+            self.count_all()
 
     @torch.no_grad()
     def count_all(self) -> None:

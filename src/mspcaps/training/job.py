@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        return f"{self.recipe.dataset}/{self.recipe.model}/{self.recipe.run_name}"
+        return self.recipe.run_path.as_posix()
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Run:
 
 def entry_path(results: Path, recipe: Recipe, kind: str = RUNS) -> Path:
     """The file of a run, or of its repeat."""
-    return results / kind / recipe.dataset / recipe.model / f"{recipe.run_name}.json"
+    return results / kind / f"{recipe.run_path}.json"
 
 
 def measured_images(recipe: Recipe) -> str:

@@ -47,7 +47,7 @@ class ShowProgress:
             detail.append(f"{trainer.watched} accuracy {row.accuracy:.2f} %")
             if recipe.adversary and row.validation is not None:
                 detail.append(f"robust {row.validation:.2f} %")
-        name = f"{recipe.dataset}/{recipe.model}/{recipe.run_name}  " if self.named else ""
+        name = f"{recipe.run_path.as_posix()}  " if self.named else ""
         label = f"{name}epoch {max(1, trainer.epoch + (not between_epochs))}/{recipe.epochs}"
         done = (trainer.epoch * steps + trainer.steps_done) * recipe.batch_size
         total = done if trainer.finished else recipe.epochs * steps * recipe.batch_size

@@ -26,26 +26,26 @@ class FlatGroup:
     state as flat fp32 vectors. `shapes` are those of Muon's matrices."""
 
     def __init__(
-        self, params: list[nn.Parameter], dtype: torch.dtype, weight_decay: float, rule: str,
+        self, params: dict[str, nn.Parameter], dtype: torch.dtype, weight_decay: float, rule: str,
         shapes: tuple[Shape, ...] = (),
     ) -> None:  # fmt: skip
         self.params, self.weight_decay, self.shapes = params, weight_decay, shapes
         self.rule, self.slots = RULES[rule]
-        self.master = torch.cat([in_memory_order(p.detach(), p).reshape(-1).float() for p in params])
+        self.master = torch.cat([in_memory_order(p.detach(), p).reshape(-1).float() for p in params.values()])
         self.state = [torch.zeros_like(self.master) for _ in self.slots]
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
-        for p, piece in zip(params, self.pieces(self.work), strict=True):
-            p.data = piece
+        for name, piece in self.pieces(self.work).items():
+            params[name].data = piece
 
-    def pieces(self, flat: Tensor) -> list[Tensor]:
-        """Views of a flat vector, one per parameter, with its shape and memory layout."""
-        pieces = flat.split([p.numel() for p in self.params])
-        return [
-            piece.view(p.shape[0], *p.shape[2:], p.shape[1]).permute(0, 3, 1, 2)
+    def pieces(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector by parameter name, each with the shape and memory layout of its parameter."""
+        pieces = flat.split([p.numel() for p in self.params.values()])
+        return {
+            name: piece.view(p.shape[0], *p.shape[2:], p.shape[1]).permute(0, 3, 1, 2)
             if is_channels_last(p)
             else piece.view(p.shape)
-            for p, piece in zip(self.params, pieces, strict=True)
-        ]
+            for (name, p), piece in zip(self.params.items(), pieces, strict=True)
+        }
 
 
 class FlatOptimizer:
@@ -57,43 +57,35 @@ class FlatOptimizer:
     def __init__(self, model: Model, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
         self.recipe, self.update = recipe, update
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.names = {id(p): name for name, p in named.items()}
         undecayed, fp32 = model.no_weight_decay(), model.fp32_parameters()
         if unknown := (undecayed | fp32) - {name for name, _ in model.named_parameters()}:
             raise MspcapsError(f"the model exempts {min(unknown)} from decay or bf16, but has no such parameter")
         if not recipe.decay_vectors:
             undecayed = undecayed | {name for name, p in named.items() if p.ndim < 2}
         shapes = muon_shapes(model) if recipe.muon_lr else {}
-        groups: dict[tuple[torch.dtype, float, str], list[nn.Parameter]] = {}
+        groups: dict[tuple[torch.dtype, float, str], dict[str, nn.Parameter]] = {}
         for name, p in sorted(named.items(), key=lambda item: item[1].ndim < 2):  # working copies first
             kind = torch.float32 if p.ndim < 2 or name in fp32 else dtype
             decay = 0.0 if name in undecayed else recipe.weight_decay
-            groups.setdefault((kind, decay, "muon" if name in shapes else recipe.optimizer), []).append(p)
-        self.groups = []
-        for (kind, decay, rule), params in groups.items():
-            matrices = tuple(shapes[self.names[id(p)]] for p in params) if rule == "muon" else ()
-            self.groups.append(FlatGroup(params, kind, decay, rule, matrices))
+            groups.setdefault((kind, decay, "muon" if name in shapes else recipe.optimizer), {})[name] = p
+        self.groups = [
+            FlatGroup(params, kind, decay, rule, tuple(shapes[name] for name in params) if rule == "muon" else ())
+            for (kind, decay, rule), params in groups.items()
+        ]
         device = self.groups[0].master.device
         self.lr = torch.zeros((), device=device)
         self.steps = torch.zeros((), device=device)
 
     @property
     def params(self) -> list[nn.Parameter]:
-        return [p for group in self.groups for p in group.params]
+        return [p for group in self.groups for p in group.params.values()]
 
     def flat_gradients(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
         """Gradients in the order of `params` -> one flat vector per group."""
         rest = iter(gradients)
-        return [torch.cat([self.flat_gradient(p, next(rest)) for p in group.params]) for group in self.groups]
-
-    def flat_gradient(self, p: nn.Parameter, g: Tensor | None) -> Tensor:
-        """Refuse a missing gradient: the parameter would silently stay as it is, or decay."""
-        if g is None:
-            raise MspcapsError(
-                f"the loss does not depend on {self.names[id(p)]}: leave it out of the model or freeze it with "
-                "requires_grad_(False)"
-            )
-        return in_memory_order(g, p).reshape(-1)
+        return [
+            torch.cat([flat_gradient(*named, next(rest)) for named in group.params.items()]) for group in self.groups
+        ]
 
     def step(self, flat_gradients: list[Tensor]) -> None:
         """One step, after clipping the global norm of the gradients if the recipe says so."""
@@ -110,19 +102,14 @@ class FlatOptimizer:
 
     def masters(self) -> dict[str, Tensor]:
         """The fp32 weights by parameter name, as views."""
-        return {
-            self.names[id(p)]: piece
-            for group in self.groups
-            for p, piece in zip(group.params, group.pieces(group.master), strict=True)
-        }
+        return {name: piece for group in self.groups for name, piece in group.pieces(group.master).items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Master weights and state by parameter name, as views, and the step count: what a checkpoint needs."""
         state = {"optimizer.steps": self.steps}
         for group in self.groups:
             for kind, flat in zip(("master", *group.slots), (group.master, *group.state), strict=True):
-                for p, piece in zip(group.params, group.pieces(flat), strict=True):
-                    state[f"{kind}.{self.names[id(p)]}"] = piece
+                state |= {f"{kind}.{name}": piece for name, piece in group.pieces(flat).items()}
         return state
 
     def refresh(self) -> None:
@@ -130,6 +117,15 @@ class FlatOptimizer:
         for group in self.groups:
             if group.work is not group.master:
                 group.work.copy_(group.master)
+
+
+def flat_gradient(name: str, p: nn.Parameter, g: Tensor | None) -> Tensor:
+    """Refuse a missing gradient: the parameter would silently stay as it is, or decay."""
+    if g is None:
+        raise MspcapsError(
+            f"the loss does not depend on {name}: leave it out of the model or freeze it with requires_grad_(False)"
+        )
+    return in_memory_order(g, p).reshape(-1)
 
 
 def update(rule: Rule, p: Tensor, g: Tensor, state: list[Tensor], work: Tensor, *settings: Any) -> None:

@@ -169,6 +169,11 @@ class Recipe:
     def run_name(self) -> str:
         return run_name(vars(self))
 
+    @property
+    def run_path(self) -> Path:
+        """Where a run's files are, below the folder for weights or that of the ledger."""
+        return Path(self.dataset, self.model, self.run_name)
+
     def to_dict(self) -> dict[str, Any]:
         """The recipe as JSON stores it."""
         return dataclasses.asdict(self) | {"lr_steps": list(self.lr_steps)}

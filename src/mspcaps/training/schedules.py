@@ -10,19 +10,14 @@ def learning_rate(recipe: Recipe, epoch: int) -> float:
     """The rate in epoch 0, 1, ...: from warmup_start * lr to lr over the warm-up, then as the schedule says."""
     if epoch < recipe.warmup:
         return recipe.lr * (recipe.warmup_start + (1 - recipe.warmup_start) * epoch / recipe.warmup)
-    if recipe.schedule == "cosine":
-        return cosine(recipe, epoch)
+    if recipe.schedule == "cosine":  # reaches min_lr in the epoch after the last
+        progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
+        return recipe.min_lr + (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * progress)) / 2
     if recipe.schedule == "constant":
         return recipe.lr
     # exponential counts epochs from the end of the warm-up, steps from the start of the run
     steps = bisect_right(recipe.lr_steps, epoch) if recipe.schedule == "steps" else epoch - recipe.warmup
     return max(recipe.lr * recipe.lr_gamma**steps, min(recipe.lr, recipe.min_lr))
-
-
-def cosine(recipe: Recipe, epoch: int) -> float:
-    """Half a cosine from lr to min_lr, which it would reach in the epoch after the last."""
-    progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
-    return recipe.min_lr + (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def learning_rates(recipe: Recipe) -> list[float]:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mspcaps.data import CATALOG, ImageSet, fingerprint, provenance
+from mspcaps.data import CATALOG, fingerprint, provenance
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import BlockHealth, as_curves
 from mspcaps.files import check_writable, lock_folder, sha256_of
@@ -84,9 +84,9 @@ class Trainer:
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
         train, validation, self.test = load_images(recipe, device, self.log, self.world.size)
-        self.data_sha256 = fingerprint(recipe.data)
+        sums = {"data_sha256": fingerprint(recipe.data), "teacher_sha256": ledger.teacher_sha256(recipe)}
+        self.inputs: dict[str, Any] = {"images": len(train), **sums}  # may have changed when a run is resumed
         self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
-        self.teacher_sha256 = ledger.teacher_sha256(recipe)
         self.watched = "validation" if validation is not None else self.measured_on  # evaluated after every epoch
         self.classes, self.shape = train.classes, (train.channels, *train.size)
         self.folder = run_folder(out, self.recipe)
@@ -195,10 +195,7 @@ class Trainer:
                     self.loader.begin(self.epoch)
                     self.loader.advance()
                     self.step.capture()
-                    if isinstance(self.evaluator.data, ImageSet):
-                        self.evaluator.capture()
-                    else:
-                        self.evaluator.count_all()  # compiles
+                    self.evaluator.capture()
                     if self.robust_evaluator:
                         self.robust_evaluator.capture()
             try:
@@ -280,7 +277,7 @@ class Trainer:
         self.write_best()  # first, so that a checkpoint never refers to a missing best file
         progress = {
             "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [asdict(row) for row in self.history], "initial": self.initial, **self.inputs(),
+            "history": [asdict(row) for row in self.history], "initial": self.initial, **self.inputs,
         }  # fmt: skip
         save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
@@ -288,10 +285,6 @@ class Trainer:
         if self.best:
             self.save_weights(BEST, self.best)
             self.best = {}
-
-    def inputs(self) -> dict[str, Any]:
-        """What a run depends on besides its recipe, and what may have changed on disk since it began."""
-        return {"images": self.loader.n, "data_sha256": self.data_sha256, "teacher_sha256": self.teacher_sha256}
 
     def save_weights(self, file: str, tensors: dict[str, Tensor]) -> None:
         save_weights(self.folder / file, self.model, tensors, classes=self.classes, recipe=self.recipe.to_dict())
@@ -302,7 +295,7 @@ class Trainer:
         if not path.exists():
             return
         progress, stored = read_checkpoint(path)
-        check_same_run(path, progress, self.recipe, self.inputs())
+        check_same_run(path, progress, self.recipe, self.inputs)
         with torch.no_grad():
             load_tensors(path, stored, self.checkpoint_tensors())
         self.optimizer.refresh()
@@ -380,7 +373,7 @@ class Trainer:
             provenance=provenance(recipe.data) if recipe.data in CATALOG else "Images of your own.",
             recipe=recipe.to_dict(),
             initial=self.initial,
-            **self.inputs(),
+            **self.inputs,
             seed=recipe.seed,
             epochs=self.epoch,
             accuracy=accuracy,
