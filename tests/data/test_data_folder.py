@@ -90,9 +90,9 @@ def test_every_kind_of_picture_is_read(tmp_path: Path, suffix: str) -> None:
         pytest.importorskip("pillow_heif").register_heif_opener()
     kind = {"heic": "HEIF", "heif": "HEIF", "tif": "TIFF", "jfif": "JPEG", "jpe": "JPEG", "avif": "AVIF"}.get(suffix)
     _save(tmp_path / "set" / "a" / f"one.{suffix}", white, shape, mode, **({"format": kind} if kind else {}))
-    found = open_folder(tmp_path / "set", "train")
-    assert len(found) == 1 and found.notes == () and found.size == (6, 8)
-    assert int(found[0][0].min()) > 250
+    images = open_folder(tmp_path / "set", "train")
+    assert len(images) == 1 and images.notes == () and images.size == (6, 8)
+    assert int(images[0][0].min()) > 250
 
 
 def test_numbers_whose_white_is_unknown_are_refused(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_large_photo_is_decoded_small_and_looks_the_same(
     decoded = []
     load = Image.Image.load
     monkeypatch.setattr(Image.Image, "load", lambda self: decoded.append(self.size) or load(self))
-    found = read_picture(tmp_path / "x.jpg", (24, 16), channels).astype(int)
+    pixels = read_picture(tmp_path / "x.jpg", (24, 16), channels).astype(int)
     assert (160, 100) in decoded and (640, 400) not in decoded
     upright = Image.open(tmp_path / "x.jpg").convert("RGB").transpose(Image.Transpose.ROTATE_90)
     whole = upright.convert("L" if channels == 1 else "RGB").resize((16, 24), Image.Resampling.BILINEAR)
-    assert np.abs(found - np.atleast_3d(whole).transpose(2, 0, 1)).max() <= 1
+    assert np.abs(pixels - np.atleast_3d(whole).transpose(2, 0, 1)).max() <= 1
 
 
 def test_broken_pictures_are_named(root: Path) -> None:

@@ -96,10 +96,10 @@ def test_mat_gives_back_what_was_written(compressed: bool, endian: str, seed: in
         "a_longer_name": rng.standard_normal((3, n)),
         "k": np.array([[-3]], np.int16),
     }
-    found = parse_mat(mat(arrays, compressed, endian), "x.mat")
-    assert list(found) == list(arrays)
+    parsed = parse_mat(mat(arrays, compressed, endian), "x.mat")
+    assert list(parsed) == list(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype and np.array_equal(found[name], array)
+        assert parsed[name].dtype == array.dtype and np.array_equal(parsed[name], array)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -204,8 +204,8 @@ def _packed(folder: Path, channels: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_packed_parts(tmp_path: Path, channels: int) -> None:
     images, labels = _packed(tmp_path / "p", channels)
-    found = read_packed(tmp_path / "p")
-    assert np.array_equal(found["x_train"], images.transpose(0, 3, 1, 2)) and np.array_equal(found["y_train"], labels)
+    packed = read_packed(tmp_path / "p")
+    assert np.array_equal(packed["x_train"], images.transpose(0, 3, 1, 2)) and np.array_equal(packed["y_train"], labels)
 
 
 def test_packed_parts_that_lie_are_refused(tmp_path: Path) -> None:

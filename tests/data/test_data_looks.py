@@ -105,8 +105,8 @@ def test_an_alternating_flip_shows_every_image_from_both_sides_in_turn(n: int) -
         sides.append([side[image] for image in range(n)])
     first = sides[0]
     assert n == 1 or 8 < sum(first) < 32
-    for epoch, found in enumerate(sides):
-        assert found == [side if epoch % 2 == 0 else 1 - side for side in first]
+    for epoch, now in enumerate(sides):
+        assert now == [side if epoch % 2 == 0 else 1 - side for side in first]
 
 
 def test_images_that_are_drawn_twice_or_never_take_the_side_of_their_image() -> None:

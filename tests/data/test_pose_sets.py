@@ -36,9 +36,9 @@ def test_warp_is_that_of_a_loop() -> None:
     rng = np.random.default_rng(0)
     images, matrices = rng.integers(0, 256, (3, 9, 9), np.uint8), pose.draw_affine(3, np.random.RandomState(5))
     warped = pose.warp(images, matrices, 16)
-    for image, matrix, found in zip(images, matrices, warped, strict=True):
+    for image, matrix, result in zip(images, matrices, warped, strict=True):
         # coordinates are whole multiples of 1/256: two of them times a slope of at most 255, and half for rounding
-        assert np.abs(found - loop_warp(image, matrix, 16)).max() < 2.5
+        assert np.abs(result - loop_warp(image, matrix, 16)).max() < 2.5
     turn = np.array([[[0.0, -1.0], [1.0, 0.0]]] * 3)
     assert np.array_equal(pose.warp(images, turn, 9), np.rot90(images, 1, (1, 2))), "a quarter turn is exact"
     assert np.array_equal(pose.warp(images, np.stack([np.eye(2)] * 3), 11)[:, 1:-1, 1:-1], images)
@@ -51,10 +51,10 @@ def test_affine_poses_fill_the_ranges_of_affnist() -> None:
     across = np.hypot(matrices[:, 0, 1], matrices[:, 1, 1])
     down = np.linalg.det(matrices) / across
     along = np.einsum("ni,ni->n", matrices[:, :, 0], matrices[:, :, 1]) / across / down  # n poses, i rows: the shear
-    for found, low, high in ((angle, -20, 20), (along, -0.2, 0.2), (across, 0.8, 1.2), (down, 0.8, 1.2)):
+    for values, low, high in ((angle, -20, 20), (along, -0.2, 0.2), (across, 0.8, 1.2), (down, 0.8, 1.2)):
         margin = 0.01 * (high - low)
-        assert low <= found.min() < low + margin and high - margin < found.max() <= high
-        assert abs(found.mean() - (low + high) / 2) < 2 * margin
+        assert low <= values.min() < low + margin and high - margin < values.max() <= high
+        assert abs(values.mean() - (low + high) / 2) < 2 * margin
 
 
 def test_digits_are_placed_anywhere_and_whole() -> None:

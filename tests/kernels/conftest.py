@@ -17,11 +17,11 @@ def device() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's convolutions of fp32 numbers round them to TF32 by default: nothing to compare with to five digits."""
+    """By default cuDNN rounds fp32 inputs to TF32, which cannot be compared to five digits."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    """A rectified value that happens to lie at zero makes any tolerance fail: rare, but not for ever."""
+    """A rectified value that happens to be zero would fail any tolerance: rare, but possible."""
     torch.manual_seed(0)

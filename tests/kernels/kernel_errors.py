@@ -3,8 +3,8 @@
 from torch import Tensor
 
 
-def error(found: Tensor, exact: Tensor) -> float:
+def error(actual: Tensor, exact: Tensor) -> float:
     """Relative Frobenius error."""
     return float(
-        (found.detach().double().cpu() - exact.detach().cpu()).norm() / exact.detach().cpu().norm().clamp_min(1e-30)
+        (actual.detach().double().cpu() - exact.detach().cpu()).norm() / exact.detach().cpu().norm().clamp_min(1e-30)
     )

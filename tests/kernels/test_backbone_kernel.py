@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def build(chans: list[int], depth: int, dtype: torch.dtype, device: torch.device) -> nn.ModuleList:
-    """Blocks in float64 whose matrices the precision holds exactly, with vectors unlike their defaults."""
+    """Blocks in float64 whose matrices the precision holds exactly, with vectors that differ from their defaults."""
     blocks = nn.ModuleList(
         ResidualBlock(i, o, depth, stride=1 if n == 0 else 2)
         for n, (i, o) in enumerate(pairwise(chans))
@@ -43,7 +43,7 @@ def stored(x: Tensor) -> Tensor:
 
 
 class Keep(torch.autograd.Function):
-    """What keeping a map and its gradient in bf16 does to them. Without it the reference would differ by the signs of
+    """Rounds a map and its gradient as storing them in bf16 does. Without it the reference would differ in the signs of
     rectified values near zero, which says nothing about the kernels."""
 
     @staticmethod
@@ -57,7 +57,7 @@ class Keep(torch.autograd.Function):
 
 
 def kept_in_bf16(layer: ConvBN, x: Tensor, shortcut: bool, first: bool) -> Tensor:
-    """One layer, with every map rounded by whoever makes it: cuDNN, or a kernel of ours."""
+    """One layer, with every map rounded as its maker does: cuDNN, or our own kernel."""
     ours = narrow(layer.conv.weight) and not first
     forth, back = stored if ours else rounded, stored if ours and layer.conv.stride == (1, 1) else rounded
     y = Keep.apply(layer.conv(Keep.apply(x, Tensor.clone, back)), forth, stored)
@@ -114,14 +114,14 @@ CASES = [  # chans, depth, image, patch, scales
 def test_outputs_gradients_and_running_statistics(case: tuple, dtype: torch.dtype, device: torch.device) -> None:
     chans, depth, size, patch, scales = case
     blocks = build(chans, depth, dtype, device)
-    given = arguments(blocks, scales, dtype)
+    args = arguments(blocks, scales, dtype)
     x = (torch.randn(4, chans[0], *size) + 0.5).to(device, dtype).contiguous(memory_format=torch.channels_last)
     x.requires_grad_()
-    assert supported(x, [len(w) for w in given["weights"]], given["strides"], given["pools"], patch)
+    assert supported(x, [len(w) for w in args["weights"]], args["strides"], args["pools"], patch)
     double = x.detach().double().requires_grad_()
-    out, expected = backbone(x, patch=patch, **given), reference(blocks, double, scales, patch, dtype)
+    out, expected = backbone(x, patch=patch, **args), reference(blocks, double, scales, patch, dtype)
     dv = [torch.randn_like(e).to(dtype) for e in expected]
-    leaves = [x, *given["weights"], *given["gammas"], *given["betas"]]
+    leaves = [x, *args["weights"], *args["gammas"], *args["betas"]]
     exact = [double, *(c.conv.weight for c in layers(blocks))]
     exact += [*(c.bn.weight for c in layers(blocks)), *(c.bn.bias for c in layers(blocks))]
     grads = torch.autograd.grad(out, leaves, dv)
@@ -130,9 +130,9 @@ def test_outputs_gradients_and_running_statistics(case: tuple, dtype: torch.dtyp
         assert o.dtype == dtype and o.shape == e.shape and error(o, e) < TOLERANCE[dtype]
     for leaf, g, e in zip(leaves, grads, exact_grads, strict=True):
         # Through many layers of bf16 a few rectified values near zero change sign after all.
-        most = 0.2 if dtype == torch.bfloat16 and len(given["weights"]) > 2 else TOLERANCE[dtype]
+        most = 0.2 if dtype == torch.bfloat16 and len(args["weights"]) > 2 else TOLERANCE[dtype]
         assert g.dtype == leaf.dtype and error(g, e) < most
-    for layer, mean, var in zip(layers(blocks), given["running_means"], given["running_vars"], strict=True):
+    for layer, mean, var in zip(layers(blocks), args["running_means"], args["running_vars"], strict=True):
         assert error(mean, layer.bn.running_mean.cpu()) < TOLERANCE[dtype]
         assert error(var, layer.bn.running_var.cpu()) < TOLERANCE[dtype]
 
@@ -142,16 +142,16 @@ def test_traces_whole_and_updates_running_statistics(device: torch.device) -> No
     blocks = build([3, 8, 8], 2, torch.float32, device)
     x = torch.randn(2, 3, 8, 8, device=device)
 
-    def loss(x: Tensor, given: dict) -> Tensor:
-        return sum(o.square().sum() for o in backbone(2 * x, patch=2, **given))
+    def loss(x: Tensor, args: dict) -> Tensor:
+        return sum(o.square().sum() for o in backbone(2 * x, patch=2, **args))
 
     results = []
     for run in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        given = arguments(blocks, [True, True], torch.float32)
-        leaves = [*given["weights"], *given["gammas"], *given["betas"]]
-        value = run(x, given)
+        args = arguments(blocks, [True, True], torch.float32)
+        leaves = [*args["weights"], *args["gammas"], *args["betas"]]
+        value = run(x, args)
         grads = torch.autograd.grad(value, leaves)
-        results.append([value, *grads, *given["running_means"], *given["running_vars"]])
+        results.append([value, *grads, *args["running_means"], *args["running_vars"]])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b)
 
@@ -159,11 +159,11 @@ def test_traces_whole_and_updates_running_statistics(device: torch.device) -> No
 def test_sums_survive_a_large_mean(device: torch.device) -> None:
     """The variance is summed around a sample: sums of squares around zero would lose it in fp32."""
     blocks = build([1, 4], 1, torch.float32, device)
-    given = arguments(blocks, [True], torch.float32)
+    args = arguments(blocks, [True], torch.float32)
     x = (torch.randn(4, 1, 6, 6) + 1000).to(device)
-    inner = F.conv2d(x.double(), given["weights"][0].double(), padding=1)
-    backbone(x, patch=2, **{**given, "weights": [w.detach() for w in given["weights"]]})
-    y = (given["running_vars"][0] - 0.9 * blocks[0].first.bn.running_var) / 0.1
+    inner = F.conv2d(x.double(), args["weights"][0].double(), padding=1)
+    backbone(x, patch=2, **{**args, "weights": [w.detach() for w in args["weights"]]})
+    y = (args["running_vars"][0] - 0.9 * blocks[0].first.bn.running_var) / 0.1
     assert error(y, inner.var((0, 2, 3)).cpu()) < 1e-3
 
 

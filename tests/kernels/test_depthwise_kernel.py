@@ -32,14 +32,14 @@ def test_equals_the_convolution(
     x, g = torch.randn(b, c, h, w).to(dtype), torch.randn(b, c, h, w).to(dtype)
     exact_in, exact_weight = x.double().requires_grad_(), conv.weight.detach().double().requires_grad_()
     exact = F.conv2d(exact_in, exact_weight, padding=k // 2, groups=c)
-    given, twin = x.to(device).requires_grad_(), faster_conv(conv.to(device))
+    leaf, twin = x.to(device).requires_grad_(), faster_conv(conv.to(device))
     assert isinstance(twin, DepthwiseConv) and twin.weight is conv.weight
-    y = twin(given)
+    y = twin(leaf)
     assert y.shape == x.shape and y.dtype == dtype and error(y, exact) < TOLERANCE[dtype]
-    wanted = torch.autograd.grad(exact, (exact_in, exact_weight), g.double())
-    found = torch.autograd.grad(y, (given, conv.weight), g.to(device))
-    for a, e, of in zip(found, wanted, (given, conv.weight), strict=True):
-        assert a.shape == of.shape and a.dtype == dtype and error(a, e) < TOLERANCE[dtype]
+    exact_grads = torch.autograd.grad(exact, (exact_in, exact_weight), g.double())
+    grads = torch.autograd.grad(y, (leaf, conv.weight), g.to(device))
+    for a, e, t in zip(grads, exact_grads, (leaf, conv.weight), strict=True):
+        assert a.shape == t.shape and a.dtype == dtype and error(a, e) < TOLERANCE[dtype]
 
 
 def test_takes_what_autocast_leaves_in_fp32_and_any_layout(device: torch.device) -> None:

@@ -1,5 +1,5 @@
 """A tiny model whose process is killed once, in the middle of a run: while there is a file `fragile` beside it, as soon
-as there is a checkpoint. In the file `trained` it tells by which process it is trained, once for each run."""
+as there is a checkpoint. It notes the process that trains it in the file `trained`, once per run."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ from mspcaps.models import Model, Task, register_model
 class Fragile(Model):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.told = False
+        self.noted = False
         self.conv, self.norm, self.head = nn.Conv2d(task.in_chans, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and len(x) == 16 and not self.told:  # not when its memory is estimated
-            self.told = True
+        if self.training and len(x) == 16 and not self.noted:  # not when its memory is estimated
+            self.noted = True
             with Path("trained").open("a") as file:
                 file.write(f"{os.getpid()}\n")
         if self.training and Path("fragile").is_file() and any(Path("runs").rglob("checkpoint.safetensors")):

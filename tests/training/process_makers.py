@@ -21,7 +21,7 @@ def torchrun(processes: int, *command: str, restarts: int = 0) -> list[str]:
 
 
 def in_processes(processes: int, script: str, out: Path, *arguments: str, restarts: int = 0) -> str:
-    """What a script said that ran in so many processes, with `out` empty and its first argument."""
+    """The output of a script run in this many processes; its first argument is `out`, which is empty."""
     path = out.parent / "script.py"
     path.write_text(script)
     for _ in range(3):

@@ -230,9 +230,9 @@ def test_adversarial_training_makes_robust(tmp_path: Path, kind: Any) -> None:
     hard = Adversary(kind=kind, eps=16.0, step_size=8.0, steps=4, beta=4.0)
     robust = train(base.replace(adversary=hard), device="cpu", out=tmp_path, results=tmp_path, progress=False)
     plain = train(base.replace(adversary=None), device="cpu", out=tmp_path, results=tmp_path, progress=False)
-    _, held, _ = load_images(base, CPU)
+    _, validation, _ = load_images(base, CPU)
     measured = [
-        RobustEvaluator(frozen_twin(run.model), held, CPU, "eager", None, hard, 64).accuracy()
+        RobustEvaluator(frozen_twin(run.model), validation, CPU, "eager", None, hard, 64).accuracy()
         for run in (robust, plain)
     ]
     assert max(robust.run.curve["validation"]) == measured[0]
@@ -281,8 +281,8 @@ def test_the_robust_recipes_have_one_budget() -> None:
     assert {r.model for r in recipes} == {"mspcaps_t", "mspcaps_l", "resnet18"}
     for name, recipe in zip(names, recipes, strict=True):
         assert name == f"robust/{recipe.data}/{recipe.model}" and recipe.name == "robust"
-        found = recipe.adversary
-        assert found is not None and (found.eps, found.step_size, found.steps) == (8.0, 2.0, 10)
+        adversary = recipe.adversary
+        assert adversary is not None and (adversary.eps, adversary.step_size, adversary.steps) == (8.0, 2.0, 10)
         assert recipe.ema == 0.999 and recipe.validation == 1000 and not recipe.held_out
     trials = [r for r in load_sweep(recipe_folder() / "sweeps" / "robust.toml") if r.name != "robust"]
     assert all(r.held_out for r in trials), "nothing is chosen on test images"

@@ -1,4 +1,4 @@
-"""Images that were replaced by others, and checkpoints that the disk changed: neither known nor gone on with."""
+"""Images that were replaced and checkpoints that were damaged: neither is taken for the run's own."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ def test_a_finished_run_of_other_images_is_refused(own_npz: Path, tmp_path: Path
     recipe, places = quick(own_npz), {"out": tmp_path, "results": tmp_path}
     run = train(recipe, device="cpu", **places).run
     assert run.data_sha256 == hashlib.sha256(own_npz.read_bytes()).hexdigest()
-    assert train(recipe, device="cpu", **places).run == run, "known"
+    assert train(recipe, device="cpu", **places).run == run, "not trained again"
     write_bars(own_npz, 5)
     with pytest.raises(MspcapsError, match=r"data has changed .* still 40 training images: train with --overwrite"):
         train(recipe, device="cpu", **places)
@@ -121,8 +121,8 @@ def test_flipped_bytes_of_a_checkpoint_are_noticed(place: float, tiny_npz: Path,
 def test_a_checkpoint_from_before_there_were_checksums_is_read(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(3.0), "b": torch.tensor(2), "c": torch.ones(2, dtype=torch.bfloat16)}
     (tmp_path / CHECKPOINT).write_bytes(save(tensors, metadata={"progress": '{"epoch": 1}'}))
-    progress, found = read_checkpoint(tmp_path / CHECKPOINT)
-    assert progress == {"epoch": 1} and all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    progress, stored = read_checkpoint(tmp_path / CHECKPOINT)
+    assert progress == {"epoch": 1} and all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
     save_checkpoint(tmp_path / CHECKPOINT, tensors, progress)
-    again, found = read_checkpoint(tmp_path / CHECKPOINT)
-    assert again == progress and all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    again, stored = read_checkpoint(tmp_path / CHECKPOINT)
+    assert again == progress and all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())

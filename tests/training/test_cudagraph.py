@@ -45,15 +45,15 @@ def make(
 
 
 def losses(step: Step, epochs: int) -> list[float]:
-    found = []
+    means = []
     for epoch in range(epochs):
         step.loader.begin(epoch)
         step.loss_sum.zero_()
         done = 0
         while done < step.loader.steps:
             done += step()
-        found.append(step.loss_sum.item() / step.loader.steps)
-    return found
+        means.append(step.loss_sum.item() / step.loader.steps)
+    return means
 
 
 def test_cudagraph_equals_eager() -> None:
@@ -119,12 +119,12 @@ def test_the_first_210_steps_on_cifar10() -> None:
         step.optimizer.lr.fill_(5e-4)
         if engine == "cudagraph":
             step.capture()
-        found = []
+        means = []
         for _ in range(7):
             step.loss_sum.zero_()
             assert sum(step() for _ in range(30 // step.steps_per_replay)) == 30
-            found.append(step.loss_sum.item() / 30)
-        return found
+            means.append(step.loss_sum.item() / 30)
+        return means
 
     eager, again, layers, fast = curve("eager"), curve("eager"), curve("eager", kernels=False), curve("cudagraph")
     noise = max(abs(a - b) for a, b in zip(eager, again, strict=True))
@@ -138,7 +138,7 @@ def test_neighbours_do_not_disturb_each_other() -> None:
     """Graphs that share a cuBLAS workspace could corrupt each other's gradients when they run side by side."""
     alone = make("cudagraph")
     alone.capture()
-    want = losses(alone, EPOCHS)
+    expected = losses(alone, EPOCHS)
     steps = [make("cudagraph") for _ in range(4)]
     for step in steps:
         step.capture()
@@ -157,23 +157,23 @@ def test_neighbours_do_not_disturb_each_other() -> None:
         for step, total in zip(steps, totals, strict=True):
             total.append(step.loss_sum.item() / step.loader.steps)
     for total in totals:
-        assert max(abs(x - y) for x, y in zip(want, total, strict=True)) < CLOSE
+        assert max(abs(x - y) for x, y in zip(expected, total, strict=True)) < CLOSE
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("synchronise", [False, True])
 def test_messages_are_part_of_the_graph(synchronise: bool) -> None:
     """A process in a group of one sends its gradients (and BatchNorm statistics) to itself over NCCL, and learns as it
-    does alone; the group ends once its graphs are given up."""
+    does alone; the group ends once its graphs are destroyed."""
     alone = make("cudagraph")
     alone.capture()
-    want = losses(alone, EPOCHS)
+    expected = losses(alone, EPOCHS)
     with group_of_one(torch.device("cuda")) as world:
         grouped = make("cudagraph", world=world, synchronise=synchronise)
         grouped.capture()
-        found = losses(grouped, EPOCHS)
+        actual = losses(grouped, EPOCHS)
         _, gradients = grouped.gradients()
         assert all(g.dtype == torch.float32 for g in gradients)
         grouped.release()
-    assert want[-1] < 0.1 * want[0]
-    assert max(abs(x - y) for x, y in zip(want, found, strict=True)) < CLOSE
+    assert expected[-1] < 0.1 * expected[0]
+    assert max(abs(x - y) for x, y in zip(expected, actual, strict=True)) < CLOSE

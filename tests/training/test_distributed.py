@@ -41,7 +41,7 @@ whole = Trainer(recipe, cpu, out=Path(out, "b"), results=Path(out, "b")).run()
 print("an entry" if whole.run.weights_sha256 else "no entry")
 assert all(abs(a.loss - b.loss) < 1e-6 for a, b in zip(second.history, whole.history)), (second.history, whole.history)
 lonely = Trainer(recipe, cpu, out=Path(out, "c"), results=Path(out, "c"))
-lonely.epoch = lonely.world.rank  # as if one process had seen no checkpoint
+lonely.epoch = lonely.world.rank  # as if one process saw no checkpoint
 lonely.resume = lambda: None
 try:
     lonely.run()
@@ -105,11 +105,11 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
 ) -> None:
     """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
-    said = in_processes(2, SCRIPT, tmp_path / "two", str(tiny_npz))
-    assert said.count("closed") == 2 and "left open" not in said
-    assert said.count("refused: the processes resume from different checkpoints: all of them must see the same ") == 2
-    assert [said.count(words) for words in ("a checkpoint", "an entry", "no entry")] == [1, 1, 1], "one of them writes"
-    assert said.count("; 2 epochs in batches of 32 on ") == 5, "and tells of each run"
+    output = in_processes(2, SCRIPT, tmp_path / "two", str(tiny_npz))
+    assert output.count("closed") == 2 and "left open" not in output
+    assert output.count("refused: the processes resume from different checkpoints") == 2
+    assert [output.count(words) for words in ("a checkpoint", "an entry", "no entry")] == [1, 1, 1], "one writes"
+    assert output.count("; 2 epochs in batches of 32 on ") == 5, "and reports each run"
     (tmp_path / "one").mkdir()
     first_step(str(tiny_npz), str(tmp_path / "one"))
     scratch_step(str(tiny_npz), str(tmp_path / "one"))
@@ -166,12 +166,12 @@ def test_synchronised_batchnorm_is_batchnorm(kind: type[torch.nn.BatchNorm2d], m
     try:
         for _ in range(2):
             x, upstream = 2 * torch.randn(2, 3, 2, 2) + 1, torch.randn(2, 3, 2, 2)
-            found = []
+            results = []
             for layer in (ours, theirs):
                 leaf = x.clone().requires_grad_()
                 y = layer(leaf)
-                found.append((y, *torch.autograd.grad(y, [leaf, layer.weight, layer.bias], upstream)))
-            torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+                results.append((y, *torch.autograd.grad(y, [leaf, layer.weight, layer.bias], upstream)))
+            torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     finally:
         dist.destroy_process_group()
     for name in ("running_mean", "running_var"):

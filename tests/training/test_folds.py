@@ -38,10 +38,10 @@ def test_every_training_image_is_measured_on_once(tiny_npz: Path) -> None:
     measured: list[tuple[int, ...]] = []
     for fold in (1, 2, 3, 4, 5):
         recipe = recipe_for(tiny_npz, folds=5, fold=fold)
-        train, validation, held = load_images(recipe, CPU)
-        assert isinstance(train, ImageSet) and isinstance(held, ImageSet) and validation is None
-        assert count_custom_images(recipe) == len(train) == 96 - len(held)
-        parts = [tuple(image.flatten().tolist()) for images in (train.images, held.images) for image in images]
+        train, validation, test = load_images(recipe, CPU)
+        assert isinstance(train, ImageSet) and isinstance(test, ImageSet) and validation is None
+        assert count_custom_images(recipe) == len(train) == 96 - len(test)
+        parts = [tuple(image.flatten().tolist()) for images in (train.images, test.images) for image in images]
         assert sorted(parts) == pixels
         measured += parts[len(train) :]
     assert sorted(measured) == pixels
@@ -85,8 +85,8 @@ def test_a_sweep_of_folds_and_a_grid(tiny_npz: Path, tmp_path: Path) -> None:
     recipes = load_sweep(tmp_path / "sweep.toml")
     names = [recipe.run_name for recipe in recipes]
     assert names == [f"mine+folds=2{lr}-fold{fold}-seed0" for lr in ("+lr=0.001", "") for fold in (1, 2)]
-    found = run_sweep(recipes, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
-    assert [outcome.state for outcome in found] == ["done"] * 4
+    outcomes = run_sweep(recipes, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
+    assert [outcome.state for outcome in outcomes] == ["done"] * 4
     runs = ledger.list_runs(tmp_path)
     assert {run.measured_on for run in runs} == {f"fold {fold} of 2 of the training images" for fold in (1, 2)}
     groups = read_groups(tmp_path)
@@ -132,10 +132,10 @@ def test_a_recipe_is_looked_for_beside_the_sweep_first(tmp_path: Path, monkeypat
         (tmp_path / place).mkdir()
         (tmp_path / place / "mine.toml").write_text(f"epochs = {epochs}\n")
     monkeypatch.chdir(tmp_path / "here")
-    for place, wanted in (("there", 8), (".", 7)):
+    for place, epochs in (("there", 8), (".", 7)):
         path = tmp_path / place / "sweep.toml"
         path.write_text('[[runs]]\nrecipe = "mine.toml"\n')
-        assert [recipe.epochs for recipe in load_sweep(path)] == [wanted], "else in the working directory"
+        assert [recipe.epochs for recipe in load_sweep(path)] == [epochs], "else in the working directory"
     assert load_recipe("mine.toml").epochs == 7
 
 

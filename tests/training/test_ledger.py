@@ -100,15 +100,15 @@ def test_what_is_no_entry_gets_a_sentence(changes: dict[str, Any], message: str,
 
 
 def test_a_finished_run_is_given_back_and_a_repeat_goes_elsewhere(tiny_npz: Path, tmp_path: Path) -> None:
-    recipe, said = recipe_for(tiny_npz, epochs=1, model="mspcaps_t_scale16", batch_size=48), []
+    recipe, lines = recipe_for(tiny_npz, epochs=1, model="mspcaps_t_scale16", batch_size=48), []
     places = {"device": "cpu", "results": tmp_path / "r"}
     first = train(recipe, out=tmp_path / "a", **places)
-    again = train(recipe, out=tmp_path / "a", log=said.append, **places)
-    assert said[0].startswith("already done: ") and again.run == first.run == find_run(tmp_path / "r", recipe)
+    again = train(recipe, out=tmp_path / "a", log=lines.append, **places)
+    assert lines[0].startswith("already done: ") and again.run == first.run == find_run(tmp_path / "r", recipe)
     assert [(row.epoch, row.lr) for row in again.history] == [(row.epoch, row.lr) for row in first.history]
     assert again.recipe == first.recipe and again.history[0].loss == pytest.approx(first.history[0].loss, rel=1e-5)
     assert all(a.equal(b) for a, b in zip(again.model.parameters(), first.model.parameters(), strict=True))
-    elsewhere = train(recipe, out=tmp_path / "b", log=said.append, **places)
+    elsewhere = train(recipe, out=tmp_path / "b", log=lines.append, **places)
     assert list_runs(tmp_path / "r") == [first.run] and list_runs(tmp_path / "r", REPEATS) == [elsewhere.run]
     assert train(recipe, out=tmp_path / "b", **places).run == elsewhere.run, "its weights are those of the repeat"
     anew = train(recipe, out=tmp_path / "b", overwrite=True, **places)

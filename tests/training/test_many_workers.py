@@ -56,10 +56,10 @@ def finish(place: Path, *options: str) -> str:
 def entries(place: Path) -> dict[str, dict[str, Any]]:
     """By file, less how long they took."""
     assert not (place / "results" / "repeats").exists()
-    found = {path.name: json.loads(path.read_text()) for path in (place / "results" / "runs").rglob("*.json")}
-    for entry in found.values():
+    contents = {path.name: json.loads(path.read_text()) for path in (place / "results" / "runs").rglob("*.json")}
+    for entry in contents.values():
         del entry["seconds"]
-    return found
+    return contents
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def test_a_killed_worker_costs_nothing(way: list[str], alone: dict[str, Any], ti
     """kill -9 in the middle of a run; it goes on from its checkpoint, and the ledger is that of one process."""
     write_sweep(tmp_path, tiny_npz, runs=3, epochs=4)
     (tmp_path / "fragile").touch()
-    said = finish(tmp_path, *way)
-    assert not (tmp_path / "fragile").exists() and "from its checkpoint" in said
-    assert "3 done" in said
+    output = finish(tmp_path, *way)
+    assert not (tmp_path / "fragile").exists() and "from its checkpoint" in output
+    assert "3 done" in output
     assert len(alone) == 3 and entries(tmp_path) == alone
     assert not list(tmp_path.rglob("checkpoint.safetensors"))
     assert len((tmp_path / "trained").read_text().split()) == 4, "none was trained again but the one that was killed"
@@ -91,8 +91,8 @@ def test_a_killed_worker_costs_nothing(way: list[str], alone: dict[str, Any], ti
 @pytest.mark.parametrize("way", WAYS)
 def test_twenty_runs_each_exactly_once(way: list[str], tiny_npz: Path, tmp_path: Path) -> None:
     write_sweep(tmp_path, tiny_npz, runs=20, epochs=1)
-    said = finish(tmp_path, *way)
-    assert "20 done" in said and len(entries(tmp_path)) == 20
+    output = finish(tmp_path, *way)
+    assert "20 done" in output and len(entries(tmp_path)) == 20
     trained = (tmp_path / "trained").read_text().split()
     assert len(trained) == 20 and len(set(trained)) == 2, "in two processes"
 
@@ -175,7 +175,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
 
 
 def test_a_job_sent_while_a_worker_is_mourned_changes_nothing(workers: list[FakeProcess], tiny_npz: Path) -> None:
-    """The lost one is waited for, and its status is told, not those of the one that the job has started."""
+    """The lost worker is waited for, and its status is reported, not that of the worker that the job has started."""
     place, job = WorkerProcess(Slot("cpu")), tiny_job(tiny_npz)
     lost = place.submit(job, 1.0)
     workers[0].pipe.close()

@@ -1,4 +1,4 @@
-"""What a run takes is known before it is allocated."""
+"""A run's memory is estimated before it is allocated."""
 
 import json
 import resource

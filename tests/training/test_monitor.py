@@ -55,12 +55,12 @@ def test_a_line_tells_robust_accuracy() -> None:
 
 
 def test_every_epoch_is_told_once_and_only_those_of_this_sitting() -> None:
-    told: list[Epoch] = []
-    listener, other = EachEpoch(told.append), EachEpoch(told.append)
+    rows: list[Epoch] = []
+    listener, other = EachEpoch(rows.append), EachEpoch(rows.append)
     for state in (at(1, 3, rows=1), at(1, 9, rows=1), at(2, 0, rows=2), at(2, 5, rows=2), at(3, 0, rows=3)):
         listener(state)
         other(SimpleNamespace(**vars(state) | {"world": World(rank=1)}))  # type: ignore[arg-type]
-    assert told == ROWS[1:]
+    assert rows == ROWS[1:]
 
 
 def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:
         assert [value for _, value in written] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("rank", "told"), [(0, [("loss", 2), ("lr", 2), ("accuracy", 2)]), (1, [])])
-def test_the_main_process_writes_what_this_sitting_adds(rank: int, told: list[tuple[str, int]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank", "expected"), [(0, [("loss", 2), ("lr", 2), ("accuracy", 2)]), (1, [])])
+def test_the_main_process_writes_new_epochs_only(rank: int, expected: list[tuple[str, int]], tmp_path: Path) -> None:
     written: list[tuple[str, int]] = []
     board = TensorBoard(tmp_path)
     board.make = lambda folder: SimpleNamespace(  # type: ignore[assignment,misc]
@@ -88,4 +88,4 @@ def test_the_main_process_writes_what_this_sitting_adds(rank: int, told: list[tu
     board(at(1, 0, rows=1, rank=rank))
     board(at(2, 0, rows=2, rank=rank))
     board.close()
-    assert written == told
+    assert written == expected

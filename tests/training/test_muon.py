@@ -63,11 +63,11 @@ def newton_schulz(x: np.ndarray) -> np.ndarray:
 def test_matrices_become_nearly_orthogonal(shape: tuple[int, int, int]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     got = orthogonalize(x).double().numpy()
-    for one, found in zip(x.double().numpy(), got, strict=True):
-        np.testing.assert_allclose(found, newton_schulz(one), atol=2e-5)
-        u, _, v = np.linalg.svd(one, full_matrices=False)
-        values = np.diag(u.T @ found @ v.T)
-        np.testing.assert_allclose(found, u @ np.diag(values) @ v, atol=1e-4, err_msg="the singular vectors are kept")
+    for matrix, result in zip(x.double().numpy(), got, strict=True):
+        np.testing.assert_allclose(result, newton_schulz(matrix), atol=2e-5)
+        u, _, v = np.linalg.svd(matrix, full_matrices=False)
+        values = np.diag(u.T @ result @ v.T)
+        np.testing.assert_allclose(result, u @ np.diag(values) @ v, atol=1e-4, err_msg="the singular vectors are kept")
         assert values[:-1].min() > 0.6 and values.max() < 1.3, "the smallest of a square matrix may lag behind"
     assert not orthogonalize(torch.zeros(shape)).any()
 

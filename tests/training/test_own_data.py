@@ -96,9 +96,9 @@ def test_training_and_test_pictures_must_fit_into_half_the_memory(
 
 
 def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     recipe = recipe_for(skewed, init=str(other), lr=1e-30, weight_decay=0.0, min_lr=0.0, epochs=1)
-    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r", log=said.append)
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r", log=lines.append)
     old, new = load_file(other), load_file(result.folder / "last.safetensors")
     untrained = recipe_for(skewed, init="", lr=1e-30, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh")
     fresh = load_file(train(untrained, device="cpu", out=tmp_path, results=tmp_path / "r").weights)
@@ -108,7 +108,7 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
             assert torch.equal(new[name], fresh[name]), "initial votes are a function of the seed"
         elif not name.endswith(".position"):
             assert torch.equal(new[name], old[name]), name
-    line, about, *_ = said  # whatever it says of the epochs comes later
+    line, about, *_ = lines  # whatever it says of the epochs comes later
     assert "classes, 3 x " in about and "in batches of 8 on" in about
     assert line.startswith(f"starts from {other}: ") and "patchify.0.position" in line
     assert line.endswith("new: routing.0.w2 (other grid), routing.1.w2 (other classes)")
@@ -119,25 +119,23 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
 def test_a_checkpoint_goes_on_without_the_initial_weights(skewed: Path, other: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, init=str(other), balance=True)
     whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a", log=lambda line: None)
-    said: list[str] = []
-    options = {"out": tmp_path / "b", "results": tmp_path / "b", "log": said.append}
+    lines: list[str] = []
+    options = {"out": tmp_path / "b", "results": tmp_path / "b", "log": lines.append}
     assert Trainer(recipe, CPU, **options).run(deadline=0.0) is None  # type: ignore[arg-type]
     other.unlink()
     resumed = train(recipe, device="cpu", **options)
     a, b = (load_file(run.folder / "last.safetensors") for run in (whole, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert (
-        len([line for line in said if line.startswith("starts from")]) == 1 and resumed.run.initial == whole.run.initial
-    )
+    assert sum(line.startswith("starts from") for line in lines) == 1 and resumed.run.initial == whole.run.initial
     with pytest.raises(MspcapsError, match="there is no weights file"):
         train(recipe, device="cpu", overwrite=True, **options)
 
 
 def test_shipped_weights_are_known_by_name(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, init="mspcaps_t.mnist", epochs=1)
-    said: list[str] = []
-    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path, log=said.append)
-    assert result.recipe.init == "mspcaps_t.mnist" and said[0].startswith("starts from mspcaps_t.mnist: ")
+    lines: list[str] = []
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path, log=lines.append)
+    assert result.recipe.init == "mspcaps_t.mnist" and lines[0].startswith("starts from mspcaps_t.mnist: ")
     with pytest.raises(MspcapsError, match=r"did you mean mspcaps_t\.mnist"):
         train(recipe_for(skewed, init="mspcaps_t.mnits", seed=1), device="cpu", out=tmp_path, results=tmp_path)
 
@@ -149,8 +147,8 @@ def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(f'[[runs]]\nrecipe = "{tmp_path}/recipe.toml"\nepochs = 2\n')
     (recipe,) = load_sweep(tmp_path / "sweep.toml")
     assert recipe.balance and recipe.init == "x.safetensors"
-    said: list[str] = []
-    (outcome,) = run_sweep([recipe], CPU, out=tmp_path, results=tmp_path, log=said.append)
+    lines: list[str] = []
+    (outcome,) = run_sweep([recipe], CPU, out=tmp_path, results=tmp_path, log=lines.append)
     assert (outcome.state, outcome.detail) == ("failed", "there is no weights file x.safetensors")
 
 
@@ -173,11 +171,11 @@ def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp
 
 def test_a_run_that_goes_on_says_where(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, model="mspcaps_t_scale16")
-    said: list[str] = []
-    options = {"out": tmp_path, "results": tmp_path, "log": said.append}
+    lines: list[str] = []
+    options = {"out": tmp_path, "results": tmp_path, "log": lines.append}
     assert Trainer(recipe, CPU, **options).run(deadline=0.0) is None  # type: ignore[arg-type]
     train(recipe, device="cpu", **options)
-    about = [line for line in said if line.startswith("pictures: ")]
+    about = [line for line in lines if line.startswith("pictures: ")]
     assert "continues" not in about[0] and about[1:] == [f"{about[0]}; continues after epoch 1"]
 
 
@@ -268,12 +266,12 @@ def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, mon
     def with_a_factor(task: Task) -> Frozen:
         return Frozen(task)
 
-    given = mspcaps.create_model("with_a_factor", num_classes=3, img_size=16)
-    torch.nn.init.constant_(given.factor, 3.0)
-    save_weights(tmp_path / "given.safetensors", given, classes=["c0", "c1", "c2"])
-    recipe = recipe_for(skewed, model="with_a_factor", init=str(tmp_path / "given.safetensors"))
+    initial = mspcaps.create_model("with_a_factor", num_classes=3, img_size=16)
+    torch.nn.init.constant_(initial.factor, 3.0)
+    save_weights(tmp_path / "initial.safetensors", initial, classes=["c0", "c1", "c2"])
+    recipe = recipe_for(skewed, model="with_a_factor", init=str(tmp_path / "initial.safetensors"))
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
     result = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
     last = load_file(result.folder / "last.safetensors")
     assert last["factor"].item() == result.model.factor.item() == 3
-    assert not torch.equal(last["head.weight"], given.head.weight)
+    assert not torch.equal(last["head.weight"], initial.head.weight)

@@ -110,15 +110,15 @@ def test_statistics_of_each_process_alone(tiny_npz: Path, tmp_path: Path) -> Non
     """As PyTorch's DistributedDataParallel has it: the gradient is the mean over the shares, each normalised by itself,
     and what is evaluated and saved has the statistics of the main process."""
     in_processes(2, APART_SCRIPT, tmp_path / "two", str(tiny_npz))
-    found = [torch.load(tmp_path / "two" / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    states = [torch.load(tmp_path / "two" / f"{rank}.pt", weights_only=True) for rank in range(2)]
     alone = [share_alone(tiny_npz, tmp_path / "one", rank) for rank in range(2)]
     mean = [(a + b) / 2 for a, b in zip(alone[0][0], alone[1][0], strict=True)]
-    for rank, (gradients, own, shared) in enumerate(found):
+    for rank, (gradients, own, shared) in enumerate(states):
         torch.testing.assert_close(gradients, mean, rtol=0, atol=1e-6)
         torch.testing.assert_close(own, alone[rank][1], rtol=0, atol=1e-6)
         torch.testing.assert_close(shared, alone[0][1], rtol=0, atol=1e-6)
-    var = [name for name in found[0][1] if name.endswith("running_var")]
-    assert any((found[0][1][name] - found[1][1][name]).abs().max() > 1e-3 for name in var), "the shares differ"
+    var = [name for name in states[0][1] if name.endswith("running_var")]
+    assert any((states[0][1][name] - states[1][1][name]).abs().max() > 1e-3 for name in var), "the shares differ"
     first, second = (torch.load(tmp_path / "two" / f"accuracy{rank}.pt", weights_only=True) for rank in range(2))
     assert first == second
 
@@ -142,11 +142,11 @@ print(f"life {life} of {os.environ['RANK']}: {len(result.history)} epochs")
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.soak)])
 def test_a_killed_process_resumes_from_the_checkpoint(rank: int, tiny_npz: Path, tmp_path: Path) -> None:
     """kill -9 in the second of three epochs; torchrun starts both again, and the ledger cannot tell."""
-    said = in_processes(2, KILLED_SCRIPT, tmp_path / "killed", str(tiny_npz), str(rank), restarts=1)
-    assert sorted(line for line in said.splitlines() if line.startswith("life")) == [
+    output = in_processes(2, KILLED_SCRIPT, tmp_path / "killed", str(tiny_npz), str(rank), restarts=1)
+    assert sorted(line for line in output.splitlines() if line.startswith("life")) == [
         f"life 1 of {rank}: 3 epochs" for rank in range(2)
     ]
-    assert "continues after step" in said
+    assert "continues after step" in output
     in_processes(2, KILLED_SCRIPT, tmp_path / "whole", str(tiny_npz), "-1")
     one, other = (read_entry(tmp_path / which) for which in ("whole", "killed"))
     for different in ("seconds",):
@@ -161,15 +161,15 @@ def read_entry(folder: Path) -> dict[str, Any]:
 
 
 def test_what_an_earlier_life_left_in_the_store_is_not_taken_for_this_one() -> None:
-    """Three processes, as threads: they meet in one place, where nothing of the life before is found."""
+    """Three processes, as threads: they meet in one place, where nothing is left of the life before."""
     store, threads = dist.HashStore(), ThreadPoolExecutor(3)
     lives = []
     for life in range(2):
         joined = [threads.submit(fresh_store, store, rank, 3) for rank in (1, 0, 2)]
-        found = [future.result(timeout=20) for future in joined]
-        assert not any(one.check(["address"]) for one in found)
-        found[0].set("address", str(life))
-        lives.append([one.get("address").decode() for one in found])
+        stores = [future.result(timeout=20) for future in joined]
+        assert not any(fresh.check(["address"]) for fresh in stores)
+        stores[0].set("address", str(life))
+        lives.append([fresh.get("address").decode() for fresh in stores])
     assert lives == [["0"] * 3, ["1"] * 3]
 
 
@@ -177,7 +177,7 @@ def test_what_an_earlier_life_left_in_the_store_is_not_taken_for_this_one() -> N
 @pytest.mark.timeout(300)
 def test_messages_inside_compiled_code() -> None:
     """What the engine cudagraph records: gradients through synchronised BatchNorm, compiled and eager."""
-    images, found = Task(batch_size=8, img_size=16, num_classes=3, images=24), []
+    images, results = Task(batch_size=8, img_size=16, num_classes=3, images=24), []
     with group_of_one(CPU) as world:
         for engine in ("eager", "compile"):
             torch.manual_seed(0)
@@ -185,5 +185,5 @@ def test_messages_inside_compiled_code() -> None:
             synchronize_batchnorm(model, world)
             run = EngineRun(model, images.data(), images, engine, world=world)  # type: ignore[arg-type]
             loss, gradients = run.step.gradients()
-            found.append((loss.detach(), gradients, dict(model.named_buffers())))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+            results.append((loss.detach(), gradients, dict(model.named_buffers())))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)

@@ -127,11 +127,11 @@ def test_the_controls_follow_the_papers_recipe() -> None:
 def test_the_baselines_follow_the_papers_recipe() -> None:
     """But for the epochs of the slow ones, which their names tell."""
     runs = load_sweep(recipe_folder() / "sweeps" / "baselines.toml")
-    asked = {name for name in list_recipes() if name.startswith("paper/") and "/mspcaps_" not in name}
+    names = {name for name in list_recipes() if name.startswith("paper/") and "/mspcaps_" not in name}
     resnets = {f"controls/cifar10/{name}" for name in ("resnet18", "resnet20")}
-    assert {f"paper/{r.data}/{r.model}" for r in runs if "resnet" not in r.model} == asked
+    assert {f"paper/{r.data}/{r.model}" for r in runs if "resnet" not in r.model} == names
     assert len({(r.data, r.model, r.seed) for r in runs}) == len(runs)
-    for name in asked | resnets:
+    for name in names | resnets:
         recipe = load_recipe(name)
         mspcaps = load_recipe(f"paper/{recipe.data}/mspcaps_t")
         mine = [r for r in runs if (r.data, r.model) == (recipe.data, recipe.model)]
@@ -274,7 +274,7 @@ def test_resolve_fills_in_what_the_data_set_says() -> None:
     assert Recipe(data="svhn").resolve().augment == facts("svhn").augment
     assert Recipe(data="svhn").resolve().img_size == 32 and Recipe(data="svhn", img_size=48).resolve().img_size == 48
     own = Recipe(data="pictures", warmup_epochs=5)
-    assert own.resolve() == own, "of these nothing is known yet"
+    assert own.resolve() == own, "nothing follows from images that are not read"
     assert Recipe(data="svhn").resolve().name == "custom", "the recipe says the same as before"
 
 

@@ -44,7 +44,7 @@ def test_a_checkpoint_with_other_tensors_is_refused(stored: dict[str, torch.Tens
     with pytest.raises(MspcapsError) as refusal:
         load_tensors(path, read_checkpoint(path)[1], own)
     assert str(refusal.value) == f"{path} belongs to another model; remove it to start the run over"
-    assert not own["a"].any(), "nothing was taken over"
+    assert not own["a"].any(), "nothing was copied"
 
 
 def test_of_equally_good_epochs_the_first_is_kept(tiny_npz: Path, tmp_path: Path) -> None:
@@ -164,5 +164,5 @@ def test_checkpoints_are_written_as_often_as_asked(
     for odd in (float("nan"), -1.0):  # never, or at every step, and nobody would say so
         with pytest.raises(MspcapsError, match=f"save_every is {odd}"):
             Trainer(recipe, CPU, out=tmp_path, results=tmp_path, save_every=odd)
-    found = [(progress["epoch"], progress["step"], progress["seconds"]) for progress in written]
-    assert found == [(0, 2, 20), (0, 4, 40), (1, 0, 60), (1, 2, 80), (1, 4, 100), (2, 0, 120)]
+    positions = [(progress["epoch"], progress["step"], progress["seconds"]) for progress in written]
+    assert positions == [(0, 2, 20), (0, 4, 40), (1, 0, 60), (1, 2, 80), (1, 4, 100), (2, 0, 120)]

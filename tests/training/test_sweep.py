@@ -41,20 +41,20 @@ def test_what_would_not_end_in_time_is_not_begun(
     budget: float, state: str, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the run of another seed: two epochs of 100 seconds."""
-    known = quick(tiny_npz)
-    run = entry_of(known, seconds=ledger.Seconds(200.0, per_epoch=100.0))
-    ledger.write_run(ledger.entry_path(tmp_path, known), run)
+    other = quick(tiny_npz)
+    run = entry_of(other, seconds=ledger.Seconds(200.0, per_epoch=100.0))
+    ledger.write_run(ledger.entry_path(tmp_path, other), run)
     monkeypatch.setattr(job, "Trainer", Late)
-    (found,) = run_sweep([quick(tiny_npz, seed=1)], CPU, budget, out=tmp_path, results=tmp_path, log=silent)
-    assert found.state == state
+    (outcome,) = run_sweep([quick(tiny_npz, seed=1)], CPU, budget, out=tmp_path, results=tmp_path, log=silent)
+    assert outcome.state == state
 
 
 def test_every_run_knows_when_the_budget_ends(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deadlines.clear()
     monkeypatch.setattr(job, "Trainer", Late)
     before = time.monotonic()
-    found = run_sweep([quick(tiny_npz)], CPU, 1000.0, out=tmp_path, results=tmp_path, log=silent)
-    assert [outcome.state for outcome in found] == ["stopped"]
+    outcomes = run_sweep([quick(tiny_npz)], CPU, 1000.0, out=tmp_path, results=tmp_path, log=silent)
+    assert [outcome.state for outcome in outcomes] == ["stopped"]
     assert len(deadlines) == 1 and before + 1000 <= deadlines[0] <= time.monotonic() + 1000
 
 
@@ -64,8 +64,8 @@ def test_after_a_stop_nothing_is_begun(tiny_npz: Path, tmp_path: Path) -> None:
     def listener(trainer: Trainer) -> None:
         stop.set()
 
-    found = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=silent, listener=listener, stop=stop)
-    assert [(o.recipe.seed, o.state) for o in found] == [(0, "stopped"), (1, "left"), (2, "left")]
+    outcomes = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=silent, listener=listener, stop=stop)
+    assert [(o.recipe.seed, o.state) for o in outcomes] == [(0, "stopped"), (1, "left"), (2, "left")]
     assert [path.parent for path in tmp_path.rglob(CHECKPOINT)] == [run_folder(tmp_path, runs[0])]
 
 
@@ -94,8 +94,8 @@ def test_a_model_that_another_process_cannot_know(tiny_npz: Path, tmp_path: Path
     for module, word in (("__main__", "script"), ("no_such_module", "no_such_module")):
         recipe = quick(tiny_npz, model="unheard_of")
         work = Job(recipe, tmp_path, tmp_path, deadline=time.time() + 100, module=module)
-        found = train_job(work, CPU, lambda trainer: None, threading.Event())
-        assert found.state == "failed" and word in found.detail
+        outcome = train_job(work, CPU, lambda trainer: None, threading.Event())
+        assert outcome.state == "failed" and word in outcome.detail
 
 
 class Doomed:
@@ -122,8 +122,8 @@ class Doomed:
 
 def test_a_run_does_not_lose_workers_forever(tiny_npz: Path, tmp_path: Path) -> None:
     place = Doomed()
-    found = run_sweep([quick(tiny_npz)], CPU, out=tmp_path, results=tmp_path, log=silent, places=[place])
-    assert [outcome.state for outcome in found] == ["failed"] and "-9" in found[0].detail
+    outcomes = run_sweep([quick(tiny_npz)], CPU, out=tmp_path, results=tmp_path, log=silent, places=[place])
+    assert [outcome.state for outcome in outcomes] == ["failed"] and "-9" in outcomes[0].detail
     assert place.jobs == 1 + sweep.MAX_LOSSES and place.closed == [False]
 
 

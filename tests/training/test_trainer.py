@@ -65,10 +65,10 @@ def finished(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tmp_path: Path) -> None:
     whole, *_ = load_images(recipe_for(tiny_npz), CPU)
-    kept, _, held = load_images(recipe_for(tiny_npz, held_out=20, seed=1), CPU)
+    kept, _, measured = load_images(recipe_for(tiny_npz, held_out=20, seed=1), CPU)
     again, *_ = load_images(recipe_for(tiny_npz, held_out=20, seed=2), CPU)
-    assert len(held) == 20 and torch.equal(kept.images, again.images), "the same ones whatever the seed"
-    pixels = sorted(tuple(image.flatten().tolist()) for image in [*kept.images, *held.images])
+    assert len(measured) == 20 and torch.equal(kept.images, again.images), "the same ones whatever the seed"
+    pixels = sorted(tuple(image.flatten().tolist()) for image in [*kept.images, *measured.images])
     assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)
     run = train(recipe_for(tiny_npz, held_out=20, epochs=1), device="cpu", out=tmp_path, results=tmp_path / "r").run
     assert run.measured_on == "20 held-out training images" and run.accuracy.last % 5 == 0

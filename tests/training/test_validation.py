@@ -29,12 +29,12 @@ def quick(data: Path, **changes: object) -> Recipe:
 
 @pytest.fixture
 def arrays() -> dict[str, np.ndarray]:
-    found = {}
+    arrays = {}
     for seed, (part, count) in enumerate(COUNTS.items()):
         images, labels = bars(count, 16, seed)
         labels[:3] = range(3)
-        found |= {f"x_{part}": images, f"y_{part}": labels}
-    return found
+        arrays |= {f"x_{part}": images, f"y_{part}": labels}
+    return arrays
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_the_test_images_are_looked_at_once(folder: Path, tmp_path: Path, monkey
         counted(self)
 
     monkeypatch.setattr(Evaluator, "count_all", spy)
-    said: list[str] = []
-    result = train(quick(folder), device="cpu", out=tmp_path, results=tmp_path, log=said.append)
+    lines: list[str] = []
+    result = train(quick(folder), device="cpu", out=tmp_path, results=tmp_path, log=lines.append)
     run = result.run
     assert looks == [12] * 4 + [18] * 2, "validation after every epoch; test at the end, last and best"
     scores = [row.score for row in result.history]
@@ -105,18 +105,18 @@ def test_the_test_images_are_looked_at_once(folder: Path, tmp_path: Path, monkey
     assert (run.accuracy.chosen_on, run.watched, run.measured_on) == ("validation", "validation", "test")
     assert result.weights.name == "best.safetensors"
     assert ledger.read_run(ledger.entry_path(tmp_path, quick(folder))) == run
-    assert "validation" in said[-3] and "48 training, 12 validation and 18 test images" in said[0]
-    again = train(quick(folder), device="cpu", out=tmp_path, results=tmp_path, log=said.append)
-    assert again.weights == result.weights and "validation" in said[-2]
+    assert "validation" in lines[-3] and "48 training, 12 validation and 18 test images" in lines[0]
+    again = train(quick(folder), device="cpu", out=tmp_path, results=tmp_path, log=lines.append)
+    assert again.weights == result.weights and "validation" in lines[-2]
     write_report(tmp_path, tmp_path / "report")
     lines = (tmp_path / "report" / "report.md").read_text().splitlines()
     row = next(line for line in lines if "mspcaps_t_scale16" in line)
-    told = [cell.strip() for cell in row.split("|")]
-    assert told[3:7] == ["test", *(f"{value:.2f}" for value in measured), "validation"]
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[3:7] == ["test", *(f"{value:.2f}" for value in measured), "validation"]
 
 
 def test_without_validation_images_the_protocol_is_the_papers(tiny_npz: Path, tmp_path: Path) -> None:
-    """A test accuracy after every epoch; the last is reported and the best told."""
+    """A test accuracy after every epoch; the last is reported, the best is mentioned."""
     run = train(quick(tiny_npz), device="cpu", out=tmp_path, results=tmp_path).run
     curve = run.curve["accuracy"]
     assert [run.accuracy.last, run.accuracy.best] == pytest.approx([curve[-1], max(curve)], abs=1e-3)
@@ -150,8 +150,8 @@ def test_patience_ends_a_run_and_changes_nothing_else(three_npz: Path, tmp_path:
     resumed = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
     for file in ("last.safetensors", "best.safetensors"):
         assert (early.folder / file).read_bytes() == (resumed.folder / file).read_bytes()
-    known = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
-    assert known.run == resumed.run and [row.lr for row in known.history] == [row.lr for row in whole.history[:count]]
+    reread = train(recipe, device="cpu", out=tmp_path / "b", results=tmp_path / "b")
+    assert reread.run == resumed.run and [row.lr for row in reread.history] == [row.lr for row in whole.history[:count]]
 
 
 def test_patience_needs_validation_images(tiny_npz: Path) -> None:

@@ -58,7 +58,7 @@ Listener = Callable[["Trainer"], None]
 
 
 def build_model(recipe: Recipe, train: Images) -> Model:
-    """Initial weights are a function of the seed; the global random state is left as it was."""
+    """The model with initial weights that depend on the seed alone; the global random state is left unchanged."""
     mean, std = normalization(recipe, train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -148,7 +148,7 @@ class Trainer:
             return self.finish()
 
     def pause(self, stop: bool) -> bool:
-        """Save a checkpoint if one is due, or if any process is to stop -> whether one is."""
+        """Save a checkpoint if one is due or any process is to stop -> whether to stop."""
         stop, due = self.world.any([stop, time.monotonic() - self.last_save >= self.save_every])
         if stop or due:
             self.save()
