@@ -63,7 +63,7 @@ def ar(members: Mapping[str, bytes]) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that promises a size and holds next to nothing."""
+    """A PNG whose header claims a size, with next to no content."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

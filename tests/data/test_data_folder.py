@@ -66,7 +66,7 @@ def test_folder_without_split_holds_out_about_a_fifth_of_each_class(tmp_path: Pa
     assert [Path(path).name for path in moved.paths] == [Path(path).name for path in test.paths]
 
 
-def test_what_is_not_read_is_told(root: Path) -> None:
+def test_notes_say_what_is_not_read(root: Path) -> None:
     (root / "train" / "cat" / "LICENSE").write_text("")
     _save(root / "train" / "stray.png", 0)
     train, test = open_folder(root, "train"), open_folder(root, "test")
@@ -95,7 +95,7 @@ def test_every_kind_of_picture_is_read(tmp_path: Path, suffix: str) -> None:
     assert int(images[0][0].min()) > 250
 
 
-def test_numbers_whose_white_is_unknown_are_refused(tmp_path: Path) -> None:
+def test_floating_point_pictures_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tiff")
     Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "wide.tiff")
     for name in ("float.tiff", "wide.tiff"):
@@ -114,7 +114,7 @@ def test_split_by_hash_is_a_partition_that_does_not_depend_on_the_order(names: l
     assert (train and test) or len(names) < 2
     if len(test) < len(names) - 1:
         fewer = split_by_hash(names[1:])[0]
-        assert {names[1:][i] for i in fewer} <= {names[i] for i in train}, "a picture added moves none to the test set"
+        assert {names[1:][i] for i in fewer} <= {names[i] for i in train}, "an added picture moves none to the test set"
     backwards = split_by_hash(names[::-1])[1]
     assert {names[i] for i in test} == {names[::-1][i] for i in backwards}
 
@@ -136,7 +136,7 @@ def test_sizes_are_inferred(tmp_path: Path) -> None:
     assert open_folder(tmp_path / "large", "all").size == (64, 64)
 
 
-def test_both_splits_have_the_form_of_the_training_pictures(tmp_path: Path) -> None:
+def test_both_splits_have_the_size_and_channels_of_training(tmp_path: Path) -> None:
     _save(tmp_path / "train" / "a" / "0.png", (1, 2, 3), (10, 20))
     _save(tmp_path / "test" / "a" / "0.png", 7, (30, 30), mode="L")
     test = load_dataset(tmp_path, "test")
@@ -163,7 +163,7 @@ def test_modes(tmp_path: Path) -> None:
 
 def test_a_photo_on_its_side_is_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned a quarter clockwise
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
     (tmp_path / "a").mkdir()
     pixels = np.zeros((16, 32, 3), np.uint8)
     pixels[:, :16] = 255  # left half white: becomes the upper half
@@ -177,9 +177,9 @@ def test_a_photo_on_its_side_is_turned_upright(tmp_path: Path) -> None:
 def test_a_large_photo_is_decoded_small_and_looks_the_same(
     mode: str, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the whole picture, resized: one of 256 levels may differ by rounding, even in noise."""
+    """Against the full picture, resized: values differ by at most one level of 256, even in noise."""
     exif = Image.Exif()
-    exif[0x0112] = 8  # to be turned a quarter to the left
+    exif[0x0112] = 8  # rotate by 90 degrees to the left
     noise = np.random.default_rng(0).integers(0, 256, (400, 640, 3), dtype=np.uint8)
     Image.fromarray(noise).convert(mode).save(tmp_path / "x.jpg", exif=exif, quality=95)
     decoded = []
@@ -243,7 +243,7 @@ def test_all_broken_pictures_are_named_at_once(tmp_path: Path) -> None:
         load_dataset(tmp_path / "set", "all")
 
 
-def test_a_size_that_no_memory_holds_does_not_blame_the_picture(tmp_path: Path) -> None:
+def test_a_size_beyond_memory_does_not_blame_the_picture(tmp_path: Path) -> None:
     _save(tmp_path / "x.png", 0)
     with pytest.raises(MspcapsError, match=r"x\.png.*memory"):
         read_picture(tmp_path / "x.png", (10**8, 10**8), 3)
@@ -268,7 +268,7 @@ def test_the_folder_of_test_pictures_has_several_names(root: Path, name: str) ->
     assert load_dataset(root, "test").labels.tolist() == [0] and load_dataset(root, "val").labels.tolist() == [1]
 
 
-def test_folders_that_may_not_be_read_say_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_without_permission_say_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(path: object, *_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -290,7 +290,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         load_dataset(tmp_path, "all")
 
 
-def test_folders_that_are_no_data_set(root: Path, tmp_path: Path) -> None:
+def test_folders_that_are_not_data_sets(root: Path, tmp_path: Path) -> None:
     def refused(path: Path, reason: str, split: str = "train") -> None:
         with pytest.raises(MspcapsError) as caught:
             load_dataset(path, split)
@@ -333,7 +333,7 @@ def test_importing_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_reading_in_threads_leaves_the_filters_of_warnings_alone(tmp_path, monkeypatch):
+def test_reading_in_threads_leaves_the_warning_filters_alone(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for i in range(10):

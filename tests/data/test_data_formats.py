@@ -28,7 +28,7 @@ from mspcaps.errors import MspcapsError
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-def test_idx_gives_back_what_was_written(shape: list[int], seed: int) -> None:
+def test_idx_round_trip(shape: list[int], seed: int) -> None:
     array = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     assert np.array_equal(parse_idx(idx(array), "x"), array)
 
@@ -89,7 +89,7 @@ def test_mosaic_rows_become_the_official_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("endian", ["<", ">"])
 @settings(max_examples=15)
 @given(seed=st.integers(0, 999), n=st.integers(1, 4))
-def test_mat_gives_back_what_was_written(compressed: bool, endian: str, seed: int, n: int) -> None:
+def test_mat_round_trip(compressed: bool, endian: str, seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = {
         "X": rng.integers(0, 256, (2, 3, 3, n), np.uint8),
@@ -144,7 +144,7 @@ def test_digest_mismatch_names_file_and_both_sums() -> None:
         check_digest(b"b", "md5:0cc175b9c0f1b6a831c399e269772661", "f")
 
 
-def test_layouts_are_told_by_shape() -> None:
+def test_layouts_are_recognised_by_shape() -> None:
     assert layout_of((5, 28, 28), "x") == "NHW"
     assert layout_of((5, 3, 32, 32), "x") == "NCHW" and layout_of((5, 32, 32, 3), "x") == "NHWC"
     assert layout_of((5, 13, 64, 48), "x") == "NCHW" and layout_of((5, 28, 28, 1), "x") == "NHWC"

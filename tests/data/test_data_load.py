@@ -70,7 +70,7 @@ def test_cache_round_trip_verify_and_damage(cache: Path, monkeypatch: pytest.Mon
         provenance("mnist")
 
 
-def test_npz_of_ones_own(tmp_path: Path) -> None:
+def test_custom_npz(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (30, 8, 9, 3), np.uint8), np.arange(30) % 3
     np.savez(tmp_path / "split.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
@@ -138,7 +138,7 @@ def test_npz_that_does_not_fit(tmp_path: Path, arrays: dict[str, np.ndarray], re
 
 
 def test_npz_whose_classes_may_lack_images(tmp_path: Path) -> None:
-    """Where they have names, and where there is nothing to train on."""
+    """If they have names, or if there are no training images."""
     x, y = np.zeros((3, 4, 4), np.uint8), np.array([0, 2, 4])
     np.savez(tmp_path / "test.npz", x_test=x, y_test=y)
     assert len(load_dataset(tmp_path / "test.npz", "test").classes) == 5
@@ -186,7 +186,7 @@ def test_npz_files_that_cannot_be_image_sets(changes: dict[str, np.ndarray], mes
         load_dataset(tmp_path / "set.npz", "all")
 
 
-def test_a_zip_of_something_else_is_no_npz(tmp_path: Path) -> None:
+def test_a_zip_of_something_else_is_not_an_npz(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
         archive.writestr("images.npy", "not an array")
     with pytest.raises(MspcapsError, match="images"):

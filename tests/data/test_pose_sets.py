@@ -1,4 +1,4 @@
-"""The sets that test on other poses than they train on: ranges, what is held out, and every pixel against a loop."""
+"""The sets that test on other poses than they train on: ranges, held-out poses, and every pixel against a loop."""
 
 import io
 import math
@@ -32,7 +32,7 @@ def loop_warp(image: np.ndarray, matrix: np.ndarray, side: int) -> np.ndarray:
     return out
 
 
-def test_warp_is_that_of_a_loop() -> None:
+def test_warp_equals_a_loop() -> None:
     rng = np.random.default_rng(0)
     images, matrices = rng.integers(0, 256, (3, 9, 9), np.uint8), pose.draw_affine(3, np.random.RandomState(5))
     warped = pose.warp(images, matrices, 16)
@@ -63,10 +63,10 @@ def test_digits_are_placed_anywhere_and_whole() -> None:
     placed = pose.place_anywhere(np.stack([digit] * 2000), 40, np.random.RandomState(0))
     assert np.array_equal(np.unique(placed.sum((1, 2), dtype=np.int64)), [digit.sum(dtype=np.int64)])
     tops, lefts = (placed.any(axis).argmax(1) for axis in (2, 1))
-    assert set(tops) == set(range(21)) and set(lefts) == set(range(29)), "every place is taken"
+    assert set(tops) == set(range(21)) and set(lefts) == set(range(29)), "every position occurs"
 
 
-def test_mnist40_is_made_of_mnist(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist40_is_made_from_mnist(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, raw, entry = tiny_mnist()
     arrays["x_train"][:, 0, 3, 4] = arrays["x_test"][:, 0, 3, 4] = 9  # no digit is blank
     made = pose.make_mnist40(arrays)
@@ -108,7 +108,7 @@ def test_held_out_poses_are_never_in_training() -> None:
         assert len(np.unique(position)) == 1024
         seen[split] = set(scale.tolist()), set(orientation.tolist())
         assert np.array_equal(numbers, pose.choose_sprites(split)), "always the same"
-        assert (np.diff(shape) != 0).mean() > 0.5, "in no order"
+        assert (np.diff(shape) != 0).mean() > 0.5, "in random order"
     for train, test in zip(seen["train"], seen["test"], strict=True):
         assert not train & test
     assert seen["train"][1] | seen["test"][1] == set(range(39)), "40 orientations, but the last is the first again"

@@ -1,4 +1,4 @@
-"""Kernels are tested on the GPU where there is one, otherwise in Triton's interpreter on the CPU."""
+"""Kernels are tested on the GPU if there is one, otherwise in Triton's interpreter on the CPU."""
 
 import pytest
 import torch

@@ -33,12 +33,12 @@ def build(chans: list[int], depth: int, dtype: torch.dtype, device: torch.device
 
 
 def rounded(x: Tensor) -> Tensor:
-    """To bf16 as PyTorch does."""
+    """Rounded to bf16 as PyTorch does."""
     return x.bfloat16().double()
 
 
 def stored(x: Tensor) -> Tensor:
-    """To bf16 as a kernel does; Triton's interpreter cuts the mantissa off where a GPU rounds it."""
+    """Rounded to bf16 as a kernel does; Triton's interpreter truncates the mantissa, a GPU rounds it."""
     return rounded(x) if x.is_cuda else (x.float().view(torch.int32) & -65536).view(torch.float32).double()
 
 
@@ -103,8 +103,8 @@ CASES = [  # chans, depth, image, patch, scales
     ([1, 5, 12], 3, (9, 7), 3, [True, True]),
     ([4, 16, 24], 1, (5, 6), 2, [False, True]),
     ([6, 33], 2, (7, 5), 2, [True]),
-    ([3, 16, 40, 24], 2, (9, 7), 2, [True, True, True]),  # narrow enough for convolutions of our own
-    ([3, 128, 136], 2, (5, 6), 2, [True, True]),  # too wide for them
+    ([3, 16, 40, 24], 2, (9, 7), 2, [True, True, True]),  # narrow enough for our own convolutions
+    ([3, 128, 136], 2, (5, 6), 2, [True, True]),  # too wide for our own
 ]
 
 
@@ -129,7 +129,7 @@ def test_outputs_gradients_and_running_statistics(case: tuple, dtype: torch.dtyp
     for o, e in zip(out, expected, strict=True):
         assert o.dtype == dtype and o.shape == e.shape and error(o, e) < TOLERANCE[dtype]
     for leaf, g, e in zip(leaves, grads, exact_grads, strict=True):
-        # Through many layers of bf16 a few rectified values near zero change sign after all.
+        # Through many bf16 layers a few rectified values near zero still change sign.
         most = 0.2 if dtype == torch.bfloat16 and len(args["weights"]) > 2 else TOLERANCE[dtype]
         assert g.dtype == leaf.dtype and error(g, e) < most
     for layer, mean, var in zip(layers(blocks), args["running_means"], args["running_vars"], strict=True):

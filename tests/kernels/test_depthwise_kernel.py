@@ -14,7 +14,7 @@ from mspcaps.kernels.depthwise import supported
 from mspcaps.kernels.fused import DepthwiseConv, faster_conv
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-SHAPES = [  # b, c, h, w, k: of LaCaps, then odd ones, maps smaller than their filters included
+SHAPES = [  # b, c, h, w, k: those of LaCaps, then unusual ones, including maps smaller than their filters
     (2, 32, 8, 8, 5),
     (1, 96, 8, 8, 3),
     (3, 7, 5, 9, 5),
@@ -88,7 +88,7 @@ build(depthwise_filters, 8, ["*bf16", "*bf16", "*fp32"], KP=8, STEPS=20, RB=16, 
 
 @pytest.mark.slow
 def test_compiles_for_hopper() -> None:
-    """Triton's interpreter takes more than its compiler, which needs no GPU to build for one."""
+    """Triton's interpreter accepts more than its compiler, which can build for a GPU without having one."""
     pytest.importorskip("triton", reason="Triton is not installed")
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", HOPPER], env=env, capture_output=True, text=True, timeout=200)

@@ -9,7 +9,7 @@ from mspcaps.capsules import PatchifyCaps
 from mspcaps.kernels.embedding import embed, supported
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-SCALES = [  # (n, c, d) of every scale: T's, L's coarsest two, odd ones
+SCALES = [  # (n, c, d) of every scale: T's, L's coarsest two, unusual ones
     [(64, 32, 8), (16, 64, 8), (4, 128, 16)],
     [(16, 256, 32), (4, 512, 64)],
     [(25, 7, 3), (9, 100, 33), (1, 16, 1)],
@@ -54,11 +54,11 @@ def test_equals_the_module(scales: list[tuple[int, int, int]], dtype: torch.dtyp
     exact_grads = torch.autograd.grad(exact, exact_inputs, upstream)
     for g, e, x in zip(grads, exact_grads, leaves, strict=True):
         assert g.shape == x.shape and g.dtype == x.dtype
-        # one dimension is always normed to zero: nothing flows but rounding
+        # a single dimension is always normalised to zero: its gradient is only rounding
         assert error(g, e) < 3 * tolerance or (e.norm() < 1e-6 and g.norm() < 1e-2)
 
 
-def test_a_scale_nobody_uses_gets_zeros(device: torch.device) -> None:
+def test_an_unused_scale_gets_zero_gradients(device: torch.device) -> None:
     scales = SCALES[0]
     layers = modules(scales)
     inputs = [torch.randn(2, n, c, device=device, requires_grad=True) for n, c, _ in scales]
@@ -70,7 +70,7 @@ def test_a_scale_nobody_uses_gets_zeros(device: torch.device) -> None:
 
 @pytest.mark.slow
 def test_traces_whole_under_autocast(device: torch.device) -> None:
-    """As the training step has it: compiled in one graph, matrices in bf16, vectors in fp32."""
+    """As in the training step: compiled as one graph, matrices in bf16, vectors in fp32."""
     layers = modules(SCALES[0])
     lists = [[m.get_parameter(name).detach().to(device) for m in layers] for name in NAMES]
     lists = [[p.bfloat16() if p.ndim == 2 else p for p in kind] for kind in lists]

@@ -1,4 +1,4 @@
-"""`fuse`: a twin that shares the parameters and computes the same, or the model where nothing can be promised."""
+"""`fuse`: a twin that shares the parameters and computes the same, or the model itself if that is not certain."""
 
 import copy
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_shares_everything_and_leaves_the_model_as_it_was(name: str, monkeypatch
 
 @pytest.mark.parametrize("options", [{"position": False}, {"decoder": True}])
 def test_options_of_t_are_those_of_the_twin(options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without positions the capsules are made the plain way: the kernel has no way to leave them out."""
+    """Without positions the plain modules make the capsules: the kernel always adds positions."""
     monkeypatch.setattr(fused, "TRITON", True)
     model = create_model("mspcaps_t", img_size=16, **options).train()
     twin, averages = fuse(model), [torch.rand(2, n, c) for n, c in ((16, 32), (4, 64), (1, 128))]
@@ -106,7 +106,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_or_is_listened_to_is_called(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_or_hooked_modules_are_called(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "TRITON", True)
     model = create_model("mspcaps_t", img_size=16).train()
     assert isinstance(fuse(model).backbone, FusedBackbone)
@@ -119,7 +119,7 @@ def test_what_was_changed_or_is_listened_to_is_called(change: str, monkeypatch: 
     torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_hooks_are_heard_in_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_fire_in_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "TRITON", True)
     model, heard = create_model("mspcaps_t", img_size=16).train(), []
     backbone(model).blocks[0].first.register_forward_hook(lambda *_: heard.append(1))
@@ -127,8 +127,8 @@ def test_hooks_are_heard_in_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard == [1]
 
 
-def test_a_family_of_its_own_way_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does something between backbone and capsules must see the maps, not their averages."""
+def test_a_custom_family_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it does something between backbone and capsules, it must see the maps, not their averages."""
     monkeypatch.setattr(fused, "TRITON", True)
 
     class Own(MSPCaps):
@@ -142,7 +142,7 @@ def test_a_family_of_its_own_way_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_modules_that_are_not_replaced_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that a step gives a Dropout layer later on, say, reaches the twin."""
+    """For example, a key that a step later gives a Dropout layer reaches the twin."""
     monkeypatch.setattr(fused, "TRITON", True)
     model = create_model("mspcaps_t", img_size=16).train()
     model.add_module("dropout", Dropout(0.5))
@@ -158,7 +158,7 @@ def test_nothing_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_other_values_of_the_norms_are_handed_on(device: torch.device) -> None:
+def test_other_settings_of_the_norms_are_passed_on(device: torch.device) -> None:
     model = create_model("mspcaps_t_scale16", img_size=9).to(device).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -1,5 +1,5 @@
-"""A tiny model whose process is killed once, in the middle of a run: while there is a file `fragile` beside it, as soon
-as there is a checkpoint. It notes the process that trains it in the file `trained`, once per run."""
+"""A tiny model that kills its process once, in the middle of a run: if there is a file `fragile`, as soon as there is a
+checkpoint. It notes the process that trains it in the file `trained`, once per run."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def environment() -> dict[str, str]:
-    """That of a process that sees what this one sees, with one thread."""
+    """The environment of this process, with one thread."""
     paths = os.pathsep.join(path for path in [str(HERE), *sys.path] if path)
     return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
@@ -29,7 +29,7 @@ def in_processes(processes: int, script: str, out: Path, *arguments: str, restar
         out.mkdir()
         command = torchrun(processes, str(path), str(out), *arguments, restarts=restarts)
         done = subprocess.run(command, capture_output=True, text=True, env=environment())
-        # Once in many times a thread of PyTorch's is not joined when a process ends, after all our work.
+        # Very rarely a thread of PyTorch is not joined when a process ends, after all our work.
         if "terminate called without an active exception" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ def recipe_for(data: Path | str, **changes: Any) -> Recipe:
 
 
 class Small(Model):
-    """Quick to compile; what it calls lengths are numbers within (0, 1)."""
+    """Quick to compile; its "lengths" are numbers within (0, 1)."""
 
     scores = "lengths"
 
@@ -64,7 +64,7 @@ def one_step(recipe: Recipe, model: Model, epoch: int = 3, at: int = 2, engine: 
 
 
 def plain_logits(model: Model, x: Tensor) -> Tensor:
-    """Of capsule lengths ln(l / (1 - l)), of logits the logits."""
+    """ln(l / (1 - l)) for capsule lengths l; logits as they are."""
     scores = model(x)
     return torch.log(scores / (1 - scores)) if model.scores == "lengths" else scores
 
@@ -72,7 +72,7 @@ def plain_logits(model: Model, x: Tensor) -> Tensor:
 def attacked_by_hand(
     model: Model, x: Tensor, y: Tensor, start: Tensor, adversary: Adversary, validating: bool = False
 ) -> Tensor:
-    """Image by image, in eval mode, with log and exp in the place of PyTorch's losses."""
+    """Image by image, in eval mode, with log and exp instead of PyTorch's losses."""
     model.eval()
     done = []
     for one, label, begin in zip(x, y, start, strict=True):
@@ -96,7 +96,7 @@ def attacked_by_hand(
 
 
 def recorded(function: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """The same function, and what it has returned."""
+    """The same function, and a list of what it returns."""
     results: list[Tensor] = []
 
     def call(*args: Any) -> Tensor:
@@ -109,7 +109,7 @@ def recorded(function: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], li
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["mspcaps_t", "resnet20"])
 def test_a_step_learns_from_the_attack_of_a_plain_loop(name: str, kind: Any) -> None:
-    """The images are those that a loop finds one by one; loss, gradients and statistics are those of a plain step."""
+    """A loop finds the same images one by one; loss, gradients and statistics are those of a plain step."""
     torch.manual_seed(0)
     adversary = Adversary(kind=kind, steps=3, step_size=3.0, beta=4.0)
     model, twin = (create_model(name, num_classes=3, img_size=16).train() for _ in range(2))
@@ -125,7 +125,7 @@ def test_a_step_learns_from_the_attack_of_a_plain_loop(name: str, kind: Any) -> 
     by_hand = attacked_by_hand(copy.deepcopy(twin).double(), x.double(), y, start.double(), adversary).float()
     assert (attacked - x).abs().max() <= 8 / 255 + 1e-6 and attacked.min() >= 0 and attacked.max() <= 1
     same = torch.isclose(attacked, by_hand, atol=1e-5).float().mean()
-    assert same > (0.98 if kind == "pgd" else 0.9), "but for the signs of what rounds to nothing"
+    assert same > (0.98 if kind == "pgd" else 0.9), "except for the signs of gradients that round to zero"
     assert (attacked - start).abs().mean() > 4 / 255
 
     rows = torch.arange(len(y))
@@ -222,7 +222,7 @@ def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 def test_adversarial_training_makes_robust(tmp_path: Path, kind: Any) -> None:
-    """Faint bars under a strong attack: a plain run loses them, one that trained against it keeps most."""
+    """Faint bars under a strong attack: a plain run fails, one that trained against it succeeds on most."""
     images, labels = bars(256, 16, 0)
     faint = (images * 0.5 + 60).astype(np.uint8)
     np.savez(tmp_path / "faint.npz", x_train=faint, y_train=labels, x_test=faint[:40], y_test=labels[:40])
@@ -265,7 +265,7 @@ def test_bad_adversaries_are_refused(table: dict[str, Any], message: str) -> Non
         Recipe(adversary=Adversary())
 
 
-def test_an_older_file_parts_with_no_adversary() -> None:
+def test_recipes_from_before_adversaries_are_the_same() -> None:
     """A recipe stored before there were adversaries, or before one had all its fields, is still the same."""
     old = {key: value for key, value in Recipe().to_dict().items() if key not in ("adversary", "ema", "validation")}
     assert Recipe().differences(old) == []

@@ -1,4 +1,4 @@
-"""The moving average of the weights, and images that say which epoch is reported."""
+"""The moving average of the weights, and validation images that choose the epoch."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_the_average_is_that_of_a_plain_loop(tiny_npz: Path, tmp_path: Path) -> 
         assert evaluate(model, test, device="cpu").accuracy == pytest.approx(result.history[-1].accuracy)
 
 
-def test_a_frozen_twin_shares_memory_and_asks_for_no_gradients() -> None:
+def test_a_frozen_twin_shares_memory_and_needs_no_gradients() -> None:
     model = create_model("mspcaps_t", img_size=16, num_classes=3)
     twin = frozen_twin(model)
     x = torch.rand(2, 3, 16, 16)
@@ -86,7 +86,7 @@ def test_a_run_with_an_average_and_validation_resumes_to_the_same_bits(
 def test_the_epoch_best_on_the_validation_images_is_reported(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the one best on the test images, and not the last."""
+    """Neither the best one on the test images nor the last."""
     recipe = recipe_for(tiny_npz, validation=24)
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     assert trainer.watched == "validation" and trainer.loader.n == 72 and len(trainer.evaluator.data) == 24

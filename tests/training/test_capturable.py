@@ -23,13 +23,13 @@ FAMILIES = (
 )  # fmt: skip
 WAITS = {  # the host reads what the device computed, or the shape of the result depends on it
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero", "aten._unique2",
-    "aten.repeat_interleave", "aten.lift_fresh",  # the last: a constant of Python's that would be copied to the device
+    "aten.repeat_interleave", "aten.lift_fresh",  # the last: a Python constant that would be copied to the device
 }  # fmt: skip
 DRAWS = ("rand", "bernoulli", "uniform", "normal_", "dropout", "multinomial", "exponential")
 
 
 class Recorded(TorchDispatchMode):
-    """Refuses what a graph cannot hold."""
+    """Refuses operations that a graph cannot record."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func.overloadpacket)
@@ -45,7 +45,7 @@ def data(side: int) -> ImageSet:
     return Task(2, img_size=side, images=6).data()
 
 
-def test_the_check_finds_what_waits() -> None:
+def test_the_check_refuses_operations_that_wait() -> None:
     x = torch.ones(3)
     for work in (lambda: x.sum().item(), lambda: x[x > 0], lambda: torch.rand(2), lambda: torch.tensor([1.0]) + x):
         with pytest.raises(AssertionError), Recorded():
@@ -55,7 +55,7 @@ def test_the_check_finds_what_waits() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_and_evaluations_can_be_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the precision of a GPU; health is part of the evaluation. The first calls, which may allocate, are warm-up."""
-    monkeypatch.setattr(orthcaps, "BLOCKS", 1)  # of seven alike
+    monkeypatch.setattr(orthcaps, "BLOCKS", 1)  # instead of seven equal ones
     images = data(24)
     torch.manual_seed(0)
     model = create_model(name, img_size=24).train()

@@ -40,7 +40,7 @@ def pictures(tmp_path: Path) -> Path:
     for i, image in enumerate(images):
         folder = tmp_path / "pictures" / ("train" if i < 32 else "test") / f"c{i % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{i:02}.bmp")  # of one size, whatever they show
+        Image.fromarray(image).save(folder / f"{i:02}.bmp")  # all files have one size
     return tmp_path / "pictures"
 
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_other_images_is_refused(pictures: Path, tmp_path: Path)
 
 
 def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sees names, classes and content, but neither dates nor other files nor where the folder lies."""
+    """It depends on names, classes and content, but not on dates, other files or the place of the folder."""
     before = fingerprint(pictures)
     os.utime(pictures / "train" / "c0" / "00.bmp", (1, 1))
     (pictures / "notes.txt").write_text("none of the images")
@@ -93,7 +93,7 @@ def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch
     large = fingerprint(moved)
     with (moved / "train" / "c1" / "00.bmp").open("ab") as file:
         file.write(b" ")
-    assert large not in (None, before, fingerprint(moved)), "of many pictures the sizes count"
+    assert large not in (None, before, fingerprint(moved)), "for many pictures the sizes count"
 
 
 def test_published_sets_have_none(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_published_sets_have_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.9])
 def test_flipped_bytes_of_a_checkpoint_are_noticed(place: float, tiny_npz: Path, tmp_path: Path) -> None:
-    """In its progress or in any of its tensors, which are sound numbers still."""
+    """In its progress or in any of its tensors, whose values are still valid numbers."""
     recipe = quick(tiny_npz)
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
     path = run_folder(tmp_path, recipe) / CHECKPOINT

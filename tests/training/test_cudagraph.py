@@ -1,4 +1,4 @@
-"""The engine cudagraph: it computes what the engine eager computes, also with neighbours."""
+"""The engine cudagraph computes what the engine eager computes, also beside other runs."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from mspcaps.training.step import Step, make_step
 
 EPOCHS = 8
 PAPER, SHIFTED = Recipe(), Augmentation(crop=1)
-CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs, whose sums are in another order, differ by up to 0.003
+CLOSE = 0.01  # the loss falls from 2.2 to 0.03; two eager runs differ by up to 0.003, as sums are in another order
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
@@ -25,7 +25,7 @@ def make(
     engine: Engine, seed: int = 0, kernels: bool = True, recipe: Recipe = PAPER, augment: Augmentation = SHIFTED,
     world: World | None = None, synchronise: bool = False,
 ) -> Step:  # fmt: skip
-    """A learnable task, so that wrong gradients show: the class is the brightest of ten columns."""
+    """A learnable task, which reveals wrong gradients: the class is the brightest of ten columns."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (2048,), generator=generator)
     images = torch.randint(0, 120, (2048, 3, 32, 32), dtype=torch.uint8, generator=generator)
@@ -83,7 +83,7 @@ def test_adversarial_steps_are_the_same_in_a_graph(kind: Literal["pgd", "trades"
 def test_everything_that_a_recipe_can_turn_on_is_the_same_in_a_graph(
     optimizer: Literal["adamw", "sgd"], tmp_path: Path
 ) -> None:
-    """Colour, cut-out, mixup, Muon, smoothed labels and a teacher."""
+    """Colour, cutout, mixup, Muon, smoothed labels and a teacher."""
     torch.manual_seed(7)
     save_weights(tmp_path / "teacher.safetensors", create_model("resnet20"), classes=list("0123456789"))
     augment = Augmentation(1, cutout=4, colour=0.2, sharpness=0.3, mixup=0.2)
@@ -107,7 +107,7 @@ def test_our_kernels_equal_plain_layers() -> None:
 
 @pytest.mark.skipif(not is_cached("cifar10"), reason="CIFAR-10 is not on this machine")
 def test_the_first_210_steps_on_cifar10() -> None:
-    """The mean loss of every 30 steps: engines differ by no more than three times what two eager runs do, or by 1 %."""
+    """The mean loss of every 30 steps: engines differ by at most three times as much as two eager runs, or by 1 %."""
     data = load_dataset("cifar10", "train").to("cuda")
 
     def curve(engine: Engine, kernels: bool = True) -> list[float]:

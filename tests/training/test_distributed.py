@@ -30,7 +30,7 @@ out, data = sys.argv[1:]
 first_step(data, out)
 scratch_step(data, out)
 cpu, recipe, stop = torch.device("cpu"), Recipe(data=data, name="stopped", **RECIPE), threading.Event()
-def tell(trainer):  # one process hears of it a step before the other
+def tell(trainer):  # one process is told a step before the other
     if trainer.world.rank == 1 and trainer.steps_done == 1 and trainer.epoch == 0:
         stop.set()
 first = Trainer(recipe, cpu, out=Path(out, "a"), results=Path(out, "a"), listener=tell, stop=stop)
@@ -103,7 +103,7 @@ def found_in(out: Path) -> tuple[torch.Tensor, dict, dict, dict]:
 def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal reaches them at different steps; the mean loss of the epoch that was interrupted is right afterwards."""
+    """A signal reaches them at different steps; the mean loss of the interrupted epoch is still right."""
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
     output = in_processes(2, SCRIPT, tmp_path / "two", str(tiny_npz))
     assert output.count("closed") == 2 and "left open" not in output
@@ -130,9 +130,9 @@ def test_two_gloo_processes_equal_one_and_stop_and_go_on_together(
 
 
 @pytest.mark.filterwarnings("ignore:.*all_reduce is deprecated:FutureWarning")
-def test_a_cumulative_average_goes_on_where_a_checkpoint_left_it() -> None:
-    """The number of batches is a tensor of the state, and not of the process: neither resuming nor a CUDA graph, which
-    repeats the Python numbers of its recording, begins the average again."""
+def test_a_cumulative_average_continues_from_a_checkpoint() -> None:
+    """The number of batches is a tensor of the state: neither resuming nor a CUDA graph, which repeats the Python
+    numbers of its recording, restarts the average."""
     torch.manual_seed(0)
     theirs = torch.nn.BatchNorm2d(3, momentum=None)
     for _ in range(3):
@@ -149,8 +149,8 @@ def test_a_cumulative_average_goes_on_where_a_checkpoint_left_it() -> None:
 @pytest.mark.parametrize("kind", [torch.nn.BatchNorm2d, BatchNorm])
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_synchronised_batchnorm_is_batchnorm(kind: type[torch.nn.BatchNorm2d], momentum: float | None) -> None:
-    """In a world of one, on a batch so small that the correction of the variance, 8 / 7, shows; PyTorch's own layer
-    gives way to it as ours does, and parameters and statistics stay where they were."""
+    """In a world of one, on a batch so small that the correction of the variance, 8 / 7, matters. It replaces PyTorch's
+    layer as well as ours, and shares its parameters and statistics."""
     torch.manual_seed(0)
     theirs, model = torch.nn.BatchNorm2d(3), torch.nn.Sequential(kind(3))
     torch.nn.init.normal_(theirs.weight)

@@ -62,7 +62,7 @@ def masks_of(layer: Dropout, shape: tuple[int, ...], key: int) -> Tensor:
     return layer.train()(torch.ones(shape)) > 0
 
 
-def test_masks_keep_the_share_they_should_and_differ_between_keys() -> None:
+def test_masks_keep_the_right_share_and_differ_between_keys() -> None:
     layer = Dropout(0.3)
     one, other = (masks_of(layer, (200, 500), dropout_key(0, epoch)) for epoch in (0, 1))
     assert abs(one.float().mean().item() - 0.7) < 0.005  # three deviations: 0.0043
@@ -122,7 +122,7 @@ def test_dropout_of_pytorch_is_refused(tiny_npz: Path, tmp_path: Path) -> None:
 
 
 def killed_at(data: Path, folder: Path, epoch: int, step: int) -> None:
-    """Trains until the process ends itself at this step, with the last checkpoint one step behind."""
+    """Trains until the process kills itself at this step, one step after the last checkpoint."""
 
     def listener(trainer: Trainer) -> None:
         if (trainer.epoch, trainer.steps_done) == (epoch, step):

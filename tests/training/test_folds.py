@@ -1,4 +1,4 @@
-"""Cross-validation and grids: which images a fold has, which runs a sweep makes of them."""
+"""Cross-validation and grids: the images of a fold, and the runs of a sweep."""
 
 from collections import Counter
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_every_training_image_is_measured_on_once(tiny_npz: Path) -> None:
     assert sorted(measured) == pixels
 
 
-def test_pictures_on_the_disk_are_split_alike() -> None:
+def test_pictures_on_disk_are_split_in_the_same_way() -> None:
     labels = (0, 1) * 10
     paths = tuple(f"{i}.png" for i in range(20))
     streamed = FolderImages(paths, labels, ("a", "b"), "set", (1, 1), 1)
@@ -94,7 +94,7 @@ def test_a_sweep_of_folds_and_a_grid(tiny_npz: Path, tmp_path: Path) -> None:
     for group in groups:
         values = [run.accuracy.last for run in runs if run.name == group.first.name]
         assert group.last.mean == pytest.approx(sum(values) / 2)
-        assert group_row(group)["measured_on"] == "2 folds of the training images", "the mean is not of the first alone"
+        assert group_row(group)["measured_on"] == "2 folds of the training images", "not the first fold alone"
     again = run_sweep(recipes, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
     assert [outcome.state for outcome in again] == ["known"] * 4
 
@@ -127,7 +127,7 @@ def test_one_fold_is_one_run(tmp_path: Path) -> None:
     ]
 
 
-def test_a_recipe_is_looked_for_beside_the_sweep_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_beside_the_sweep_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, epochs in (("here", 7), ("there", 8)):
         (tmp_path / place).mkdir()
         (tmp_path / place / "mine.toml").write_text(f"epochs = {epochs}\n")

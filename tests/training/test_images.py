@@ -1,4 +1,4 @@
-"""What a run is made of where its recipe leaves it to the data."""
+"""What follows from the images if the recipe does not say."""
 
 from pathlib import Path
 
@@ -14,19 +14,19 @@ from mspcaps.training.images import count_custom_images, load_images, normalizat
 from mspcaps.training.trainer import build_model
 
 
-def test_own_images_are_moved_by_an_eighth_of_their_shorter_side() -> None:
+def test_custom_images_are_cropped_by_an_eighth_of_their_shorter_side() -> None:
     data = ImageSet(torch.zeros(4, 1, 40, 24, dtype=torch.uint8), torch.arange(4) % 2, ("a", "b"), "own")
     assert recipe_for(Path("own"), augment=None).resolve(data).augment == Augmentation(crop=3, flip=False, rotate=0)
 
 
 @pytest.mark.parametrize("held_out", [0, 20])
-def test_own_images_are_counted_as_they_are_trained_on(held_out: int, tiny_npz: Path) -> None:
+def test_custom_images_are_counted_as_trained_on(held_out: int, tiny_npz: Path) -> None:
     recipe = recipe_for(tiny_npz, held_out=held_out)
     train, *_ = load_images(recipe, CPU)
     assert count_custom_images(recipe) == len(train) == 96 - held_out
 
 
-def test_building_a_model_leaves_the_random_numbers_of_others_alone(tiny_npz: Path) -> None:
+def test_building_a_model_leaves_the_global_random_state_alone(tiny_npz: Path) -> None:
     recipe = recipe_for(tiny_npz, model="mspcaps_t_scale16")
     train, *_ = load_images(recipe, CPU)
     with torch.random.fork_rng(devices=[]):
@@ -37,8 +37,8 @@ def test_building_a_model_leaves_the_random_numbers_of_others_alone(tiny_npz: Pa
         assert torch.equal(torch.rand(3), expected)
 
 
-def test_mean_and_deviation_are_of_images_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own images lie class after class: here the first half is black and the second white."""
+def test_mean_and_deviation_cover_the_whole_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Custom images come class by class: here the first half is black and the second white."""
     monkeypatch.setattr(images, "MAX_MEASURED", 10)
     pixels = torch.zeros(100, 1, 4, 4, dtype=torch.uint8)
     pixels[50:] = 255
@@ -59,8 +59,8 @@ def test_test_pictures_come_in_the_colours_of_the_training_pictures(
     assert train[0][0].shape == test[0][0].shape == (channels, 16, 16)
 
 
-def test_images_that_are_all_alike_can_be_trained_on() -> None:
-    """The deviation of nothing is not divided by."""
+def test_identical_images_can_be_trained_on() -> None:
+    """Their deviation of zero is not divided by."""
     black = ImageSet(torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2, ("a", "b"), "own")
     recipe = recipe_for(Path("own"), model="mspcaps_t_scale16")
     _, std = normalization(recipe, black)

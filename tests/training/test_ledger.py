@@ -1,4 +1,4 @@
-"""The ledger: what it holds is read as it was written, and what contradicts itself is refused."""
+"""The ledger: entries are read as they were written, and those that contradict themselves are refused."""
 
 import json
 from dataclasses import asdict, replace
@@ -49,7 +49,7 @@ def test_other_files_of_results_do_not_matter(entry: Path, tmp_path: Path) -> No
         list_runs(tmp_path / "attacks")
 
 
-def test_an_old_entry_is_read_with_what_it_says(entry: Path) -> None:
+def test_an_old_entry_is_read_with_defaults(entry: Path) -> None:
     old = json.loads(entry.read_text())
     for key in ("options", "images", "engine", "commit", "software", "provenance", "initial", "measured_on"):
         del old[key]
@@ -62,7 +62,7 @@ def test_an_old_entry_is_read_with_what_it_says(entry: Path) -> None:
     assert run.recipe["optimizer"] == "adamw" and run.recipe["initial_scale"] == {"votes": 2.0} and run.options == {}
 
 
-def test_fields_of_a_newer_version_are_passed_over(entry: Path) -> None:
+def test_fields_of_a_newer_version_are_ignored(entry: Path) -> None:
     run, content = read_run(entry), json.loads(entry.read_text())
     for table in (content, content["accuracy"], content["seconds"]):
         table["unheard_of"] = 1.0
@@ -90,7 +90,7 @@ def test_fields_of_a_newer_version_are_passed_over(entry: Path) -> None:
         ({"seconds": {"train": [3]}}, r"seconds\.train .*\[3\]"),
     ],
 )
-def test_what_is_no_entry_gets_a_sentence(changes: dict[str, Any], message: str, entry: Path) -> None:
+def test_bad_entries_get_a_sentence(changes: dict[str, Any], message: str, entry: Path) -> None:
     change(entry, **changes)
     with pytest.raises(MspcapsError, match=message):
         read_run(entry)
@@ -99,7 +99,7 @@ def test_what_is_no_entry_gets_a_sentence(changes: dict[str, Any], message: str,
         read_run(entry)
 
 
-def test_a_finished_run_is_given_back_and_a_repeat_goes_elsewhere(tiny_npz: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_returned_and_a_repeat_goes_elsewhere(tiny_npz: Path, tmp_path: Path) -> None:
     recipe, lines = recipe_for(tiny_npz, epochs=1, model="mspcaps_t_scale16", batch_size=48), []
     places = {"device": "cpu", "results": tmp_path / "r"}
     first = train(recipe, out=tmp_path / "a", **places)

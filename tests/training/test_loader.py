@@ -1,4 +1,4 @@
-"""Which images a step sees, by the functions of (seed, epoch) that say so."""
+"""The images that a step sees, as functions of (seed, epoch)."""
 
 import multiprocessing
 
@@ -19,12 +19,12 @@ def draw_two_epochs() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_process_forked_from_one_that_has_trained_can_train() -> None:
-    """No thread survives a fork: one that all loaders of a process shared would never draw again."""
+    """Threads do not survive a fork: one shared by all loaders of a process would never draw again."""
     draw_two_epochs()
     child = multiprocessing.get_context("fork").Process(target=draw_two_epochs)
     child.start()
     child.join(timeout=20)
-    child.kill()  # if it waits
+    child.kill()  # if it hangs
     child.join()
     assert child.exitcode == 0
 

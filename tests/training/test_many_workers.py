@@ -1,4 +1,4 @@
-"""A sweep over worker processes and over a real Ray of this machine: every run once, whoever is killed meanwhile."""
+"""A sweep over worker processes and over a real Ray on this machine: every run once, whichever process is killed."""
 
 import importlib.util
 import json
@@ -54,7 +54,7 @@ def finish(place: Path, *options: str) -> str:
 
 
 def entries(place: Path) -> dict[str, dict[str, Any]]:
-    """By file, less how long they took."""
+    """Ledger entries by file, without their times."""
     assert not (place / "results" / "repeats").exists()
     contents = {path.name: json.loads(path.read_text()) for path in (place / "results" / "runs").rglob("*.json")}
     for entry in contents.values():
@@ -64,7 +64,7 @@ def entries(place: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(tiny_npz: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the ledger says of three runs in one process."""
+    """The ledger entries of three runs in one process."""
     place = tmp_path_factory.mktemp("alone")
     write_sweep(place, tiny_npz, runs=3, epochs=4)
     finish(place)
@@ -135,7 +135,7 @@ def test_a_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_slots(gpu, None) == [Slot("cuda", "0"), Slot("cuda", "1"), Slot("cuda", "2")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert find_slots(gpu, None) == [Slot("cuda", "4"), Slot("cuda", "7")] and find_slots(gpu, 1) == []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,2,-1,5")  # CUDA stops at what is no GPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,2,-1,5")  # CUDA stops at the first that is not a GPU
     assert [slot.gpu for slot in find_slots(gpu, None)] == ["4", "7", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert find_slots(cpu, None) == [] and len(find_slots(cpu, 3)) == 3
@@ -145,7 +145,7 @@ def test_a_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeProcess:
-    """A worker that ends as soon as `end` is set, and whose pipe closes when it says so."""
+    """A worker that ends as soon as `end` is set, and that closes its pipe on request."""
 
     def __init__(self, target: object, args: tuple[Connection, Slot]) -> None:
         self.pipe, self.end, self.exitcode = args[0], threading.Event(), -len(made)
@@ -168,13 +168,13 @@ class FakeContext:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
-    """Those that are started."""
+    """The workers that are started."""
     made.clear()
     monkeypatch.setattr("mspcaps.training.workers.get_context", lambda kind: FakeContext)
     return made
 
 
-def test_a_job_sent_while_a_worker_is_mourned_changes_nothing(workers: list[FakeProcess], tiny_npz: Path) -> None:
+def test_a_job_sent_right_after_a_worker_was_lost(workers: list[FakeProcess], tiny_npz: Path) -> None:
     """The lost worker is waited for, and its status is reported, not that of the worker that the job has started."""
     place, job = WorkerProcess(Slot("cpu")), tiny_job(tiny_npz)
     lost = place.submit(job, 1.0)
@@ -193,7 +193,7 @@ def test_a_job_sent_while_a_worker_is_mourned_changes_nothing(workers: list[Fake
 def test_progress_that_cannot_be_shown_loses_no_run(
     error: type[Exception], workers: list[FakeProcess], tiny_npz: Path
 ) -> None:
-    """Such as on a terminal that is gone: the worker is let go, which saves its checkpoints."""
+    """Such as on a terminal that is gone: the pipe to the worker closes, so it saves its checkpoints."""
 
     class Broken(Progress):
         def update(self, *content: Any, **more: Any) -> None:
@@ -204,18 +204,18 @@ def test_progress_that_cannot_be_shown_loses_no_run(
     worker.pipe.recv()
     worker.pipe.send((None, ("run", 1.0, 2.0, "", "")))
     with pytest.raises(EOFError):
-        assert worker.pipe.poll(5.0), "the worker would wait for ever"
+        assert worker.pipe.poll(5.0), "the worker would wait forever"
         worker.pipe.recv()
     worker.end.set()
     assert isinstance(future.exception(timeout=5), WorkerLost)
 
 
 class FakeRef:
-    future = staticmethod(Future)  # whose outcome never comes
+    future = staticmethod(Future)  # it never completes
 
 
 class FakeRay(types.ModuleType):
-    """Ray as far as a cluster calls it."""
+    """The part of Ray that a cluster calls."""
 
     def __init__(self) -> None:
         super().__init__("ray")

@@ -38,7 +38,7 @@ def test_a_run_that_cannot_fit_is_refused_and_told_the_largest_size_that_can(
         memory.check_memory(recipe, CPU, 10, 1, (side + 32, side + 32), 0)
 
 
-def test_the_largest_batch_that_fits_is_advised_where_that_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_batch_that_fits_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     need = memory.training_need(RECIPE, CPU, {"num_classes": 10, "in_chans": 3, "img_size": 32})
     monkeypatch.setattr(memory, "free_bytes", lambda device: need.fixed + 40 * need.per_image)
     with pytest.raises(MspcapsError, match=r"batch_size of at most 32$"):
@@ -50,7 +50,7 @@ def test_the_largest_batch_that_fits_is_advised_where_that_is_enough(monkeypatch
 
 
 def test_each_gpu_of_several_needs_room_for_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paper's 128 on four GPUs, of which each has room for 40."""
+    """The paper's 128 on four GPUs, each with room for 40."""
     gpu, task = torch.device("cuda", 0), {"num_classes": 10, "in_chans": 3, "img_size": 32}
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     need = memory.training_need(RECIPE, gpu, task)
@@ -119,7 +119,7 @@ print(faults() - before)
 
 @pytest.mark.slow
 @LINUX
-def test_freed_memory_is_used_again_instead_of_asked_for_anew() -> None:
+def test_freed_memory_is_reused() -> None:
     faults = [
         int(subprocess.run([sys.executable, "-c", PAGES.format(call=call)], capture_output=True, check=True).stdout)
         for call in ("", "choose_device('cpu')")

@@ -45,7 +45,7 @@ def test_two_processes_mix_the_pairs_of_one() -> None:
 
 @pytest.mark.parametrize(("batch", "world", "fitting"), [(6, 2, 8), (8, 8, 16), (4, 4, 8)])
 def test_a_share_that_does_not_come_in_pairs_is_refused(batch: int, world: int, fitting: int) -> None:
-    """One process would mix images that two cannot, and of a single image each nothing would be mixed at all."""
+    """One process would mix pairs that two cannot, and with one image per process nothing would be mixed."""
     with pytest.raises(MspcapsError, match=rf" {batch} .* {world} .* {fitting}$"):
         make(batch, Augmentation(mixup=0.8), 0, world)
     make(batch, Augmentation(), 0, world)

@@ -18,7 +18,7 @@ ROWS = [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
 
 
 def at(epoch: int, steps_done: int, loss_sum: float = 0.0, rows: int = 0, rank: int = 0) -> Any:
-    """A run of three epochs of ten steps with batches of 32 that stands there."""
+    """A run of three epochs of ten steps, in batches of 32, at this point."""
     return SimpleNamespace(
         recipe=Recipe(epochs=3, batch_size=32), loader=SimpleNamespace(steps=10), world=World(rank=rank),
         step=SimpleNamespace(loss_sum=torch.tensor(loss_sum)), epoch=epoch, steps_done=steps_done, history=ROWS[:rows],
@@ -26,7 +26,7 @@ def at(epoch: int, steps_done: int, loss_sum: float = 0.0, rows: int = 0, rank: 
     )  # fmt: skip
 
 
-def test_a_line_tells_epoch_loss_and_accuracy() -> None:
+def test_a_line_shows_epoch_loss_and_accuracy() -> None:
     file = io.StringIO()
     with Progress("images", every=0.0, file=file) as progress:
         for trainer in (at(0, 0), at(0, 8, 4.0), at(2, 0, rows=2), at(2, 5, 1.0, rows=2), at(3, 0, rows=3)):
@@ -43,7 +43,7 @@ def test_a_line_tells_epoch_loss_and_accuracy() -> None:
     assert lines[3][-2:] == ["loss 0.3333", "test accuracy 30.00 %"]
 
 
-def test_a_line_tells_robust_accuracy() -> None:
+def test_a_line_shows_robust_accuracy() -> None:
     file, trainer = io.StringIO(), at(3, 0)
     trainer.watched, trainer.history = "validation", [Epoch(3, 0.1, 0.2, 70.0, validation=41.5)]
     with Progress("images", every=0.0, file=file) as progress:
@@ -54,7 +54,7 @@ def test_a_line_tells_robust_accuracy() -> None:
     assert ends == ["validation accuracy 70.00 %", "robust 41.50 %"]
 
 
-def test_every_epoch_is_told_once_and_only_those_of_this_sitting() -> None:
+def test_every_epoch_is_reported_once_but_none_from_before_a_resume() -> None:
     rows: list[Epoch] = []
     listener, other = EachEpoch(rows.append), EachEpoch(rows.append)
     for state in (at(1, 3, rows=1), at(1, 9, rows=1), at(2, 0, rows=2), at(2, 5, rows=2), at(3, 0, rows=3)):

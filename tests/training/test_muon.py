@@ -1,4 +1,4 @@
-"""Muon against PyTorch's own and against plain loops in NumPy; which parameters it takes; vectors that do not decay."""
+"""Muon against PyTorch's and against plain loops in NumPy; its parameters; vectors without weight decay."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_it_takes_matrices_and_leaves_the_rest() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_ten_steps_equal_plain_loops_and_the_optimizer_of_the_recipe(optimizer: str) -> None:
-    """One matrix at a time in NumPy; everything else as PyTorch's optimizer has it."""
+    """One matrix at a time in NumPy; everything else by PyTorch's optimizer."""
     recipe = Recipe(optimizer=optimizer, lr=1e-2, muon_lr=0.05, weight_decay=0.1, momentum=0.8)  # type: ignore[arg-type]
     ours, theirs = make(), make()
     flat = FlatOptimizer(ours, recipe)
@@ -128,7 +128,7 @@ def test_ten_steps_equal_plain_loops_and_the_optimizer_of_the_recipe(optimizer: 
 
 
 def test_a_step_goes_where_torchs_goes() -> None:
-    """PyTorch's own computes in bf16, so not to the last bits, and it takes matrices only."""
+    """PyTorch's computes in bf16, so only approximately, and it takes only matrices."""
     recipe = Recipe(lr=1e-2, muon_lr=0.1, weight_decay=0.1, momentum=0.95)
     ours, theirs = make(), make()
     flat, names = FlatOptimizer(ours, recipe), ("wide.weight", "tall.weight")

@@ -29,7 +29,7 @@ LOOKS = Augmentation(2, True, 10.0, alternate_flip=True, cutout=5, colour=0.3, s
 
 
 class Small(Model):
-    """Quick to compile; logits, or what it calls lengths: numbers within (0, 1)."""
+    """Quick to compile; its scores are logits, or "lengths" within (0, 1)."""
 
     def __init__(self, kind: Any = "logits") -> None:
         super().__init__(make_task("resnet20", 3, 3, 16, None, None))
@@ -65,7 +65,7 @@ def teacher_file(folder: Path, model: str = "resnet20", classes: tuple[str, ...]
     for module in made.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None
-            module.running_mean.normal_(0, 0.1)  # other statistics than those of a batch
+            module.running_mean.normal_(0, 0.1)  # statistics that differ from those of a batch
     save_weights(folder / "teacher.safetensors", made, classes=list(classes))
     return folder / "teacher.safetensors"
 
@@ -88,8 +88,8 @@ def test_smoothed_labels_spread_their_share_over_all_classes(mixup: float) -> No
 
 
 @pytest.mark.parametrize("name", ["resnet20", "mspcaps_t_scale16"])
-def test_it_is_the_loss_expected_of_labels_that_are_drawn_anew(name: str) -> None:
-    """Of cross-entropy as of the margin loss: one in ten drawn from all classes, and the others as they are."""
+def test_it_is_the_expected_loss_of_redrawn_labels(name: str) -> None:
+    """For cross-entropy and for the margin loss: one label in ten is drawn from all classes."""
     loader, model = make_loader(Augmentation()), create_model(name, num_classes=3, img_size=16).eval()
     x, y = take_batch(loader)
     of_class = [model.criterion(model(x), torch.full_like(y, k)).item() for k in range(3)]
@@ -97,7 +97,7 @@ def test_it_is_the_loss_expected_of_labels_that_are_drawn_anew(name: str) -> Non
     assert batch_loss(model, loader, 0.1).item() == pytest.approx(want, rel=1e-5)
 
 
-def test_a_decoder_draws_what_the_label_says() -> None:
+def test_a_decoder_reconstructs_the_labelled_class() -> None:
     model = create_model("mspcaps_t", num_classes=3, img_size=16, decoder=True).eval()
     loader = make_loader(Augmentation())
     x, y = take_batch(loader)
@@ -195,7 +195,7 @@ def test_bad_values_are_refused(field: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("field", ["teacher_weight", "temperature"])
-def test_what_only_a_teacher_reads_needs_one(field: str) -> None:
+def test_settings_of_a_teacher_need_one(field: str) -> None:
     with pytest.raises(MspcapsError, match=rf"{field} is 0\.7"):
         Recipe(**{field: 0.7})  # type: ignore[arg-type]
     assert getattr(Recipe(**{field: 0.7, "teacher": "mspcaps_l.cifar10"}), field) == 0.7  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_a_run_with_everything_resumes_to_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.skipif(not compiler_works(), reason="needs a C++ compiler")
 def test_the_compiled_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    augment = replace(LOOKS, rotate=0.0)  # which the compiler takes a minute for
+    augment = replace(LOOKS, rotate=0.0)  # rotation takes a minute to compile
     recipe = everything("bars", "", augment=augment)
     torch.manual_seed(0)
     teacher = Small().eval().requires_grad_(False)

@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 class Small(nn.Sequential):
-    """A model that says which of its parameters are not decayed and which stay in fp32."""
+    """A model that exempts parameters from weight decay and from bf16."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ def torch_optimizer(model: Small, recipe: Recipe) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ten_steps_equal_torchs(name: str, clip: float, kind: type[Small]) -> None:
-    """To the rounding of single operations; SGD without clipping to the bit."""
+    """Up to the rounding of single operations; SGD without clipping bit for bit."""
     torch.manual_seed(1)
     x, y = torch.randn(8, 3, 6, 6), torch.randint(4, (8,))
     recipe = Recipe(lr=1e-2, weight_decay=0.1, clip_grad=clip, **OPTIMIZERS[name])
@@ -89,8 +89,8 @@ def test_ten_steps_equal_torchs(name: str, clip: float, kind: type[Small]) -> No
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_step_equals_torchs_to_the_last_bits(name: str) -> None:
-    """On equal weights and gradients: no error of a step before is carried on. Adam corrects its second moment by one
-    less a power of 0.999, which single precision holds to four digits after the first step."""
+    """From equal weights and gradients, so no error of an earlier step carries over. Adam corrects its second moment by
+    1 minus a power of 0.999, which single precision holds to four digits after the first step."""
     recipe = Recipe(lr=0.1, weight_decay=0.1, **OPTIMIZERS[name])
     ours, theirs = Particular(), Particular()
     flat, reference = FlatOptimizer(ours, recipe), torch_optimizer(theirs, recipe)
@@ -116,7 +116,7 @@ def test_working_copies_follow_the_masters() -> None:
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_the_model_keeps_parameters_in_fp32_and_from_decay() -> None:
+def test_the_model_exempts_parameters_from_bf16_and_decay() -> None:
     model = Particular()
     flat = FlatOptimizer(model, Recipe(lr=0.1, weight_decay=0.5), torch.bfloat16)
     assert model[0].weight.dtype == torch.bfloat16 and model[4].weight.dtype == torch.float32
@@ -132,7 +132,7 @@ def test_the_model_keeps_parameters_in_fp32_and_from_decay() -> None:
 
 
 def torch_rates(recipe: Recipe, later: Any) -> list[float]:
-    """Of PyTorch's schedulers, after a linear warm-up if there is one."""
+    """The rates of PyTorch's schedulers, after a linear warm-up if there is one."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=recipe.lr)
     scheduler: Any = later(optimizer)
     if recipe.warmup_epochs:
@@ -147,7 +147,7 @@ def torch_rates(recipe: Recipe, later: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(300, 5), (50, 5), (49, 4), (30, 3), (10, 1), (9, 0), (3, 0), (1, 0)])
-def test_a_warm_up_that_nobody_chose_is_at_most_a_tenth_of_the_run(epochs: int, warmup: int) -> None:
+def test_the_default_warm_up_is_at_most_a_tenth_of_the_run(epochs: int, warmup: int) -> None:
     recipe = Recipe(epochs=epochs, lr=0.1, min_lr=0.0)
     rates = learning_rates(recipe)
     assert recipe.resolve().warmup_epochs == warmup and max(rates) == rates[warmup] == 0.1

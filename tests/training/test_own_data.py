@@ -102,13 +102,13 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
     old, new = load_file(other), load_file(result.folder / "last.safetensors")
     untrained = recipe_for(skewed, init="", lr=1e-30, weight_decay=0.0, min_lr=0.0, epochs=1, name="fresh")
     fresh = load_file(train(untrained, device="cpu", out=tmp_path, results=tmp_path / "r").weights)
-    statistics = {name for name in new if "running" in name}  # these follow the batches even at rate zero
+    statistics = {name for name in new if "running" in name}  # they follow the batches even at a rate of zero
     for name in new.keys() - statistics - {"normalize.mean", "normalize.std"}:
         if name.startswith("routing."):
-            assert torch.equal(new[name], fresh[name]), "initial votes are a function of the seed"
+            assert torch.equal(new[name], fresh[name]), "initial votes depend on the seed alone"
         elif not name.endswith(".position"):
             assert torch.equal(new[name], old[name]), name
-    line, about, *_ = lines  # whatever it says of the epochs comes later
+    line, about, *_ = lines  # lines about epochs come later
     assert "classes, 3 x " in about and "in batches of 8 on" in about
     assert line.startswith(f"starts from {other}: ") and "patchify.0.position" in line
     assert line.endswith("new: routing.0.w2 (other grid), routing.1.w2 (other classes)")
@@ -116,7 +116,7 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
     assert entry["initial"]["transfer"] == line and len(entry["initial"]["sha256"]) == 64
 
 
-def test_a_checkpoint_goes_on_without_the_initial_weights(skewed: Path, other: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_need_the_initial_weights(skewed: Path, other: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, init=str(other), balance=True)
     whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a", log=lambda line: None)
     lines: list[str] = []
@@ -152,7 +152,7 @@ def test_sweeps_take_both_fields(skewed: Path, tmp_path: Path) -> None:
     assert (outcome.state, outcome.detail) == ("failed", "there is no weights file x.safetensors")
 
 
-def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_taken_for_one_on_changed_data(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, epochs=1, model="mspcaps_t_scale16")
     sweep = {"device": CPU, "out": tmp_path, "results": tmp_path / "r", "log": lambda line: None}
     run = train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r").run
@@ -169,7 +169,7 @@ def test_a_finished_run_is_not_known_once_its_data_has_changed(skewed: Path, tmp
     assert train(recipe, device="cpu", out=tmp_path, results=tmp_path / "r", overwrite=True).run.images == 54
 
 
-def test_a_run_that_goes_on_says_where(skewed: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_says_where_it_continues(skewed: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, model="mspcaps_t_scale16")
     lines: list[str] = []
     options = {"out": tmp_path, "results": tmp_path, "log": lines.append}
@@ -179,8 +179,8 @@ def test_a_run_that_goes_on_says_where(skewed: Path, tmp_path: Path) -> None:
     assert "continues" not in about[0] and about[1:] == [f"{about[0]}; continues after epoch 1"]
 
 
-def test_one_class_is_refused_with_what_was_found(skewed: Path, tmp_path: Path) -> None:
-    """Most often the folder above the wanted one was named."""
+def test_one_class_is_refused_by_name(skewed: Path, tmp_path: Path) -> None:
+    """Most often the user named the parent of the right folder."""
     shutil.copytree(skewed / "train", tmp_path / "nest" / "inner")
     with pytest.raises(
         MspcapsError, match=r"nest has only one class folder, inner, .*: name the folder whose subfolders are"
@@ -259,7 +259,7 @@ class Frozen(Head):
 
 
 def test_a_frozen_weight_stays_as_it_was_given(skewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also over two sittings, the second of which no longer looks at the initial weights."""
+    """Also after a resume, which does not read the initial weights again."""
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
 
     @register_model

@@ -1,4 +1,4 @@
-"""Several processes compute what one computes, in three families; one that is killed costs nothing but time."""
+"""Several processes compute what one computes, in three families; a killed one costs only time."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ train_families(*sys.argv[1:])
 
 
 def train_families(out: str, data: str) -> None:
-    """An epoch of each, of three steps; first the gradients of the first batch are kept, in files."""
+    """Train each for an epoch of three steps, after saving the gradients of the first batch to files."""
     for model in FAMILIES:
         recipe = Recipe(model=model, data=data, name="whole", **RECIPE)
         trainer = Trainer(recipe, CPU, out=Path(out), results=Path(out))
@@ -73,7 +73,7 @@ train_apart(*sys.argv[1:])
 
 
 def train_apart(out: str, data: str) -> None:
-    """A step whose BatchNorm statistics are each process's own, and a run to the end."""
+    """A step with each process's own BatchNorm statistics, and a whole run."""
     recipe = Recipe(data=data, name="apart", sync_batchnorm=False, **RECIPE | {"epochs": 2, "ema": 0.5})
     trainer = Trainer(recipe, CPU, out=Path(out), results=Path(out))
     trainer.loader.begin(0)
@@ -88,7 +88,7 @@ def train_apart(out: str, data: str) -> None:
 
 
 def share_alone(data: Path, out: Path, rank: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Gradients and statistics of one of two shares of the first batch, by a process that knows of no other."""
+    """Gradients and statistics of one of two shares of the first batch, in a single process."""
     trainer = Trainer(Recipe(data=str(data), name="share", **RECIPE), CPU, out=out, results=out)
     whole = trainer.loader
     share = Loader(trainer_images(trainer), 32, whole.augment, whole.seed, rank, world=2)
@@ -107,7 +107,7 @@ def trainer_images(trainer: Trainer) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_statistics_of_each_process_alone(tiny_npz: Path, tmp_path: Path) -> None:
-    """As PyTorch's DistributedDataParallel has it: the gradient is the mean over the shares, each normalised by itself,
+    """As in PyTorch's DistributedDataParallel: the gradient is the mean over the shares, each normalised by itself,
     and what is evaluated and saved has the statistics of the main process."""
     in_processes(2, APART_SCRIPT, tmp_path / "two", str(tiny_npz))
     states = [torch.load(tmp_path / "two" / f"{rank}.pt", weights_only=True) for rank in range(2)]
@@ -141,7 +141,7 @@ print(f"life {life} of {os.environ['RANK']}: {len(result.history)} epochs")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.soak)])
 def test_a_killed_process_resumes_from_the_checkpoint(rank: int, tiny_npz: Path, tmp_path: Path) -> None:
-    """kill -9 in the second of three epochs; torchrun starts both again, and the ledger cannot tell."""
+    """kill -9 in the second of three epochs; torchrun restarts both, and the ledger entry is the same."""
     output = in_processes(2, KILLED_SCRIPT, tmp_path / "killed", str(tiny_npz), str(rank), restarts=1)
     assert sorted(line for line in output.splitlines() if line.startswith("life")) == [
         f"life 1 of {rank}: 3 epochs" for rank in range(2)
@@ -160,8 +160,8 @@ def read_entry(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def test_what_an_earlier_life_left_in_the_store_is_not_taken_for_this_one() -> None:
-    """Three processes, as threads: they meet in one place, where nothing is left of the life before."""
+def test_leftovers_of_killed_processes_in_the_store_are_ignored() -> None:
+    """Three processes, as threads: they agree on a part of the store that is empty."""
     store, threads = dist.HashStore(), ThreadPoolExecutor(3)
     lives = []
     for life in range(2):

@@ -51,7 +51,7 @@ def test_replace_names_the_change() -> None:
     assert recipe.replace(data="svhn", model="mspcaps_l").name == "paper+data=svhn+model=mspcaps_l"
     assert recipe.replace(name="mine", epochs=3).name == "mine"
     one, other = (recipe.replace(init=f"runs/{run}/last.safetensors").name for run in "ab")
-    assert re.fullmatch(r"paper\+init=last-[0-9a-f]{6}", one) and one != other, "fit for a path, and one run each"
+    assert re.fullmatch(r"paper\+init=last-[0-9a-f]{6}", one) and one != other, "valid in a path, and distinct"
     with pytest.raises(MspcapsError, match="did you mean 'epochs'"):
         recipe.replace(epoch=3)
 
@@ -64,7 +64,7 @@ def test_options_of_the_family_are_part_of_the_name() -> None:
     assert Recipe(options={"iterations": 5}, lr=1.0).name == "custom+iterations=5+lr=1.0"
 
 
-def test_a_recipe_made_by_hand_is_never_called_like_the_papers() -> None:
+def test_a_recipe_made_by_hand_is_never_called_paper() -> None:
     assert Recipe(data="cifar10", lr=1.0, epochs=3).run_name == "custom+epochs=3+lr=1.0-seed0"
     assert Recipe().name == Recipe(data="svhn", model="mspcaps_l", seed=3).name == "custom"
     assert Recipe(epochs=30).replace(epochs=300, lr=0.1, data="svhn").name == "custom+lr=0.1"
@@ -125,7 +125,7 @@ def test_the_controls_follow_the_papers_recipe() -> None:
 
 
 def test_the_baselines_follow_the_papers_recipe() -> None:
-    """But for the epochs of the slow ones, which their names tell."""
+    """Except for the epochs of the slow ones, which are part of their names."""
     runs = load_sweep(recipe_folder() / "sweeps" / "baselines.toml")
     names = {name for name in list_recipes() if name.startswith("paper/") and "/mspcaps_" not in name}
     resnets = {f"controls/cifar10/{name}" for name in ("resnet18", "resnet20")}
@@ -141,7 +141,7 @@ def test_the_baselines_follow_the_papers_recipe() -> None:
 
 
 def test_claims_without_a_table_have_ledger_paths_of_their_own() -> None:
-    """Options are part of the name, as `replace` gives it, so that nothing is taken for the paper's own runs."""
+    """Options are part of the name, so that no run is taken for one of the paper's."""
     paper, runs = load_recipe("paper/cifar10/mspcaps_t"), load_sweep(recipe_folder() / "sweeps" / "claims.toml")
     assert len({(r.model, r.run_name) for r in runs}) == len(runs) == 12
     for option in ({"position": False}, {"decoder": True}):
@@ -185,7 +185,7 @@ SOUND = '[[runs]]\nrecipe = "paper/mnist/mspcaps_t"\n'
         (f"{SOUND}augment = {{ crop = -1 }}", "augment.crop is -1"),
     ],
 )
-def test_sweep_files_that_are_wrong_are_refused_by_the_run(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_sweep_files_are_refused_by_run(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(MspcapsError, match=message):
@@ -212,8 +212,8 @@ def test_values_that_no_run_can_have(changes: dict, message: str) -> None:
         Augmentation(rotate=181)
 
 
-def test_a_recipe_without_a_name_is_not_called_like_the_papers(tmp_path: Path) -> None:
-    """A file's recipe is called like the file, one made in Python for own images custom."""
+def test_a_recipe_without_a_name_is_not_called_paper(tmp_path: Path) -> None:
+    """A recipe from a file has the file's name, one made in Python is called custom."""
     (tmp_path / "my.toml").write_text('data = "cifar10"\nepochs = 30\n')
     assert load_recipe(tmp_path / "my.toml").run_name == "my-seed0"
     (tmp_path / "my.toml").write_text('name = "mine"\n')
@@ -222,7 +222,7 @@ def test_a_recipe_without_a_name_is_not_called_like_the_papers(tmp_path: Path) -
     assert all("\\" not in name for name in list_recipes())
 
 
-def test_names_stay_short_and_say_whose_data_it_is() -> None:
+def test_names_stay_short_and_tell_custom_data_from_published() -> None:
     changes = {"epochs": 7, "batch_size": 64, "lr": 0.0123456789, "weight_decay": 0.0987654321, "min_lr": 1e-7}
     longer = changes | {"warmup_epochs": 3, "warmup_start": 0.3, "init": "folder/of/weights/last.safetensors"}
     names = {Recipe().replace(**longer, held_out=n).run_name for n in (1000, 2000)}
@@ -241,12 +241,12 @@ def test_a_link_to_a_folder_keeps_its_own_name(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["meta", "gpu"])
-def test_devices_that_are_not_known(name: str) -> None:
+def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(MspcapsError, match=f"there is no device '{name}': use cpu, cuda or mps"):
         choose_device(name)
 
 
-def test_apple_gpus_are_taken_where_pytorch_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apple_gpus_are_used_if_pytorch_supports_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for built, why in ((True, "finds no Apple GPU"), (False, "build without")):
         monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
         monkeypatch.setattr("torch.backends.mps.is_built", lambda built=built: built)
@@ -258,7 +258,7 @@ def test_apple_gpus_are_taken_where_pytorch_has_them(monkeypatch: pytest.MonkeyP
     assert working_precision(device) is None and device_name(device).endswith("GPU")
 
 
-def test_a_field_younger_than_a_file_had_its_default_and_a_retired_one_counts_if_it_says_something() -> None:
+def test_old_files_get_the_defaults_of_newer_fields_and_keep_retired_ones() -> None:
     recipe = Recipe(augment=Augmentation(crop=4), lr_steps=(3, 9), schedule="steps")
     written = json.loads(json.dumps(recipe.to_dict()))
     assert recipe.differences(written) == []
@@ -275,7 +275,7 @@ def test_resolve_fills_in_what_the_data_set_says() -> None:
     assert Recipe(data="svhn").resolve().img_size == 32 and Recipe(data="svhn", img_size=48).resolve().img_size == 48
     own = Recipe(data="pictures", warmup_epochs=5)
     assert own.resolve() == own, "nothing follows from images that are not read"
-    assert Recipe(data="svhn").resolve().name == "custom", "the recipe says the same as before"
+    assert Recipe(data="svhn").resolve().name == "custom", "resolving does not change the name"
 
 
 def test_younger_fields_of_the_augmentation_are_named_only_when_they_are_on() -> None:

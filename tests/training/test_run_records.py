@@ -1,4 +1,4 @@
-"""What a run writes down is what happened: losses, best weights, time, also when it was interrupted."""
+"""A run records what happened: losses, best weights and time, also when it is interrupted."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ def quick(data: Path, **changes: object) -> Recipe:
 
 
 def test_the_loss_of_an_epoch_is_the_mean_of_its_batches(tiny_npz: Path, tmp_path: Path) -> None:
-    """At rate zero the weights stay, so that every batch can be worked out again."""
+    """At a rate of zero the weights stay, so every batch can be recomputed."""
     recipe = quick(tiny_npz, batch_size=32, epochs=1, lr=1e-30, min_lr=0.0, weight_decay=0.0, augment=Augmentation())
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     trainer.loader.begin(0)
@@ -38,7 +38,7 @@ def test_the_loss_of_an_epoch_is_the_mean_of_its_batches(tiny_npz: Path, tmp_pat
 
 @pytest.mark.parametrize("stored", [{"a": torch.ones(3)}, {"a": torch.ones(1)}, {"b": torch.ones(2, 3)}, {}])
 def test_a_checkpoint_with_other_tensors_is_refused(stored: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    """Also one whose shape could be stretched to the model's."""
+    """Even if a shape could be broadcast to the model's."""
     own = {"a": torch.zeros(2, 3)}
     save_checkpoint(path := tmp_path / CHECKPOINT, stored, {"epoch": 1})
     with pytest.raises(MspcapsError) as refusal:
@@ -63,7 +63,7 @@ def test_of_equally_good_epochs_the_first_is_kept(tiny_npz: Path, tmp_path: Path
     assert equal == [False, True, False, False]
 
 
-def test_the_time_of_earlier_sittings_counts(tiny_npz: Path, tmp_path: Path) -> None:
+def test_the_time_before_a_resume_counts(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = quick(tiny_npz, epochs=2)
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     assert trainer.run(deadline=0.0) is None
@@ -75,7 +75,7 @@ def test_the_time_of_earlier_sittings_counts(tiny_npz: Path, tmp_path: Path) -> 
 
 
 def test_a_run_in_bf16_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
-    """The working copies of the weights are not in the checkpoint: they are made anew from the masters."""
+    """The working copies of the weights are not in the checkpoint: they are made again from the masters."""
     recipe = quick(tiny_npz, epochs=2, warmup_epochs=0, precision="bf16")
     whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     assert Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b").run(deadline=0.0) is None
@@ -84,8 +84,8 @@ def test_a_run_in_bf16_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> No
     assert equal_files(whole.folder / "last.safetensors", resumed.folder / "last.safetensors")
 
 
-def test_a_lost_loss_does_not_replace_the_last_good_checkpoint(tiny_npz: Path, tmp_path: Path) -> None:
-    """On a GPU nobody looks at the loss between two checkpoints."""
+def test_a_nan_loss_does_not_replace_the_last_good_checkpoint(tiny_npz: Path, tmp_path: Path) -> None:
+    """On a GPU the loss is not read between checkpoints."""
     trainer = Trainer(quick(tiny_npz), CPU, out=tmp_path, results=tmp_path)
     assert trainer.run(deadline=0.0) is None
     kept = (trainer.folder / CHECKPOINT).read_bytes()
@@ -96,7 +96,7 @@ def test_a_lost_loss_does_not_replace_the_last_good_checkpoint(tiny_npz: Path, t
 
 
 def test_every_step_is_taken_at_the_rate_of_its_epoch(tiny_npz: Path, tmp_path: Path) -> None:
-    """Half the rate, the rate, and half way down from it to the least."""
+    """Half the rate, the rate, and halfway from it to the minimum."""
     recipe = quick(tiny_npz, epochs=3, warmup_epochs=1, warmup_start=0.5, lr=2e-3, min_lr=1e-3)
     rates: list[float] = []
 
@@ -115,7 +115,7 @@ def test_a_run_that_is_done_at_its_deadline_is_finished(tiny_npz: Path, tmp_path
     assert not (result.folder / CHECKPOINT).exists()
 
 
-def test_the_best_weights_of_an_earlier_sitting_are_kept(tiny_npz: Path, tmp_path: Path) -> None:
+def test_the_best_weights_from_before_a_resume_are_kept(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = quick(tiny_npz, epochs=2)
     first = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     first.evaluator.accuracy = lambda: 75.0  # type: ignore[method-assign]
@@ -150,7 +150,7 @@ def test_a_run_that_stopped_between_two_chunks_goes_on_in_chunks_that_meet_the_e
 def test_checkpoints_are_written_as_often_as_asked(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six steps an epoch, of ten seconds each by this clock; every twenty, counted from the last one."""
+    """Six steps per epoch, ten seconds each by this clock; a checkpoint every twenty seconds."""
     clock, written = [0.0], []
 
     def listener(trainer: Trainer) -> None:
@@ -161,7 +161,7 @@ def test_checkpoints_are_written_as_often_as_asked(
     monkeypatch.setattr(module, "save_checkpoint", lambda path, tensors, progress: written.append(progress))
     recipe = quick(tiny_npz, epochs=2, batch_size=16)
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path, save_every=20.0, listener=listener).run()
-    for odd in (float("nan"), -1.0):  # never, or at every step, and nobody would say so
+    for odd in (float("nan"), -1.0):  # silently never, or at every step
         with pytest.raises(MspcapsError, match=f"save_every is {odd}"):
             Trainer(recipe, CPU, out=tmp_path, results=tmp_path, save_every=odd)
     positions = [(progress["epoch"], progress["step"], progress["seconds"]) for progress in written]

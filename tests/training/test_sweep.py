@@ -1,4 +1,4 @@
-"""What a sweep begins, and how it ends: its budget, a stop, an error."""
+"""Which runs a sweep starts, and how it ends: its budget, a stop, an error."""
 
 import threading
 import time
@@ -37,10 +37,10 @@ class Late:
 
 
 @pytest.mark.parametrize(("budget", "state"), [(190.0, "left"), (1000.0, "stopped")])
-def test_what_would_not_end_in_time_is_not_begun(
+def test_a_run_that_would_not_end_in_time_is_not_started(
     budget: float, state: str, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the run of another seed: two epochs of 100 seconds."""
+    """Judging by the run of another seed: two epochs of 100 seconds."""
     other = quick(tiny_npz)
     run = entry_of(other, seconds=ledger.Seconds(200.0, per_epoch=100.0))
     ledger.write_run(ledger.entry_path(tmp_path, other), run)
@@ -58,7 +58,7 @@ def test_every_run_knows_when_the_budget_ends(tiny_npz: Path, tmp_path: Path, mo
     assert len(deadlines) == 1 and before + 1000 <= deadlines[0] <= time.monotonic() + 1000
 
 
-def test_after_a_stop_nothing_is_begun(tiny_npz: Path, tmp_path: Path) -> None:
+def test_after_a_stop_nothing_is_started(tiny_npz: Path, tmp_path: Path) -> None:
     stop, runs = threading.Event(), [quick(tiny_npz, seed=seed) for seed in range(3)]
 
     def listener(trainer: Trainer) -> None:
@@ -69,10 +69,10 @@ def test_after_a_stop_nothing_is_begun(tiny_npz: Path, tmp_path: Path) -> None:
     assert [path.parent for path in tmp_path.rglob(CHECKPOINT)] == [run_folder(tmp_path, runs[0])]
 
 
-def test_an_error_in_the_sweep_itself_stops_the_runs_that_go_on(
+def test_an_error_in_the_sweep_itself_stops_its_runs(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a second Ctrl-C: the run beside it saves its checkpoint instead of going on for hours."""
+    """Such as a second Ctrl-C: the other run saves its checkpoint instead of going on for hours."""
     monkeypatch.setattr(sweep, "share_of_device", lambda recipe, device: 0.5)
     long, broken = quick(tiny_npz, epochs=100), quick(tiny_npz, seed=1)
     path = run_folder(tmp_path, broken) / CHECKPOINT
@@ -89,8 +89,8 @@ def test_an_error_in_the_sweep_itself_stops_the_runs_that_go_on(
     assert ledger.find_run(tmp_path, long) is None
 
 
-def test_a_model_that_another_process_cannot_know(tiny_npz: Path, tmp_path: Path) -> None:
-    """It fails as any run may, and says which model it is."""
+def test_a_model_that_another_process_cannot_import(tiny_npz: Path, tmp_path: Path) -> None:
+    """The run fails like any other and says why."""
     for module, word in (("__main__", "script"), ("no_such_module", "no_such_module")):
         recipe = quick(tiny_npz, model="unheard_of")
         work = Job(recipe, tmp_path, tmp_path, deadline=time.time() + 100, module=module)
@@ -127,8 +127,8 @@ def test_a_run_does_not_lose_workers_forever(tiny_npz: Path, tmp_path: Path) -> 
     assert place.jobs == 1 + sweep.MAX_LOSSES and place.closed == [False]
 
 
-def test_the_emptiest_place_is_next(tiny_npz: Path, tmp_path: Path) -> None:
-    """Runs that could share a GPU have one each while there are enough."""
+def test_the_least_loaded_place_is_next(tiny_npz: Path, tmp_path: Path) -> None:
+    """Runs that could share a GPU get one each while there are enough."""
     places = [Doomed() for _ in range(3)]
     running = sweep.RunningJobs(places)
     work = Job(quick(tiny_npz), tmp_path, tmp_path, deadline=time.time() + 100, module="")

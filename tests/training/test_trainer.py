@@ -1,4 +1,4 @@
-"""Runs: repeatable, resumable bit for bit, honest about what went wrong."""
+"""Runs are repeatable, resume bit for bit, and say what went wrong."""
 
 import math
 import random
@@ -67,7 +67,7 @@ def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tm
     whole, *_ = load_images(recipe_for(tiny_npz), CPU)
     kept, _, measured = load_images(recipe_for(tiny_npz, held_out=20, seed=1), CPU)
     again, *_ = load_images(recipe_for(tiny_npz, held_out=20, seed=2), CPU)
-    assert len(measured) == 20 and torch.equal(kept.images, again.images), "the same ones whatever the seed"
+    assert len(measured) == 20 and torch.equal(kept.images, again.images), "the same images for every seed"
     pixels = sorted(tuple(image.flatten().tolist()) for image in [*kept.images, *measured.images])
     assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)
     run = train(recipe_for(tiny_npz, held_out=20, epochs=1), device="cpu", out=tmp_path, results=tmp_path / "r").run
@@ -131,13 +131,13 @@ if __name__ == "__main__":
     assert clean.exitcode == 0
     while kills < 20 or not ended:
         child = start(f"killed{{run}}")
-        # most of a run passes between two kills, so that they fall all over it, writes included
+        # much of a run passes between two kills, so that they hit all of it, writes included
         child.join(dice.uniform(0.05, 0.5) * whole if kills < 20 else None)
         if child.exitcode is None:
             os.kill(child.pid, signal.SIGKILL)
             child.join()
             kills, ended = kills + 1, False
-        else:  # this run has come to its end
+        else:  # this run is done
             assert child.exitcode == 0
             run, ended = run + 1, True
 """
@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
-    """Twenty kills in all, over as many interrupted runs as that takes; every checkpoint interval is one step."""
+    """Twenty kills in all, over as many runs as that takes, with a checkpoint after every step."""
     seed = random.randrange(10**6)
     script = KILLED.format(tests=str(Path(__file__).parent), data=str(tiny_npz), place=str(tmp_path), seed=seed)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -160,7 +160,7 @@ def test_killed_runs_resume_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder read as it is needed trains exactly what the same folder in memory trains, resumed mid-epoch as well."""
+    """A folder that is streamed trains exactly like the same folder in memory, also if resumed in mid-epoch."""
     images, labels = bars(60, 20, 3)
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         (tmp_path / "pictures" / f"c{label}").mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def test_streaming_equals_resident_images(tmp_path: Path, monkeypatch: pytest.Mo
     assert equal_files(resident.folder / "last.safetensors", result.folder / "last.safetensors")
 
 
-def test_small_pictures_of_ones_own_are_enlarged(tiny_npz: Path, tmp_path: Path) -> None:
+def test_small_custom_pictures_are_enlarged(tiny_npz: Path, tmp_path: Path) -> None:
     trainer = Trainer(recipe_for(tiny_npz, img_size=None), CPU, out=tmp_path, results=tmp_path)
     assert trainer.loader.images.shape[2:] == (32, 32) and trainer.recipe.img_size == 32
 
@@ -202,7 +202,7 @@ def test_checkpoint_of_another_recipe_is_refused(tiny_npz: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_engine_compile_trains_alike_and_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
+def test_the_engine_compile_trains_the_same_and_resumes_bit_for_bit(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2, model="mspcaps_t_scale16")
     if not compiler_works():
         pytest.skip("there is no C++ compiler")
@@ -242,7 +242,7 @@ def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path
         ):
             train(recipe, device="cpu", out=tmp_path, results=tmp_path)
         other.kill()
-    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run  # free again, though it was killed
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run  # the lock ended with its process
 
 
 def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_finished_run_is_not_overwritten_by_another(tiny_npz: Path, tmp_path: 
     with pytest.raises(MspcapsError, match="of a run with another data"):
         train(recipe_for(other, epochs=1), device="cpu", out=tmp_path, results=tmp_path)
     assert (first.folder / "last.safetensors").read_bytes() == kept
-    again = tiny_npz.parent / ".." / tiny_npz.parent.name / tiny_npz.name  # the same file, written otherwise
+    again = tiny_npz.parent / ".." / tiny_npz.parent.name / tiny_npz.name  # the same file, spelled differently
     assert train(recipe_for(again, epochs=1), device="cpu", out=tmp_path, results=tmp_path).run == first.run
 
 
@@ -318,8 +318,8 @@ def test_a_run_resumed_with_other_images_is_refused(tmp_path: Path) -> None:
         train(recipe_for(data), device="cpu", out=tmp_path, results=tmp_path)
 
 
-def test_streamed_files_that_are_no_pictures_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first step, of training and test pictures alike."""
+def test_streamed_files_that_are_not_pictures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, for training and test pictures."""
     images, labels = bars(60, 20, 3)
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         for split in ("train", "test"):
@@ -398,7 +398,7 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
 def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random numbers are one sequence for all threads: without care a run takes those of its neighbour."""
+    """All threads share one random state: without care, a run would draw the numbers of another."""
 
     def slow(*arguments: Any, **options: Any) -> nn.Module:
         time.sleep(0.05)  # long enough for the others to set their seeds
@@ -428,8 +428,8 @@ def test_no_more_runs_at_once_than_the_device_has_room_for(
     def listener(trainer: Trainer) -> None:
         if trainer.epoch == 0 and trainer.steps_done == 1:
             under_way.add(trainer.recipe.seed)
-            two.wait()  # so two do run at once
-            time.sleep(0.2)  # long enough for a third one to come, were it let in
+            two.wait()  # two do run at once
+            time.sleep(0.2)  # long enough for a third one to start, if it were allowed to
             most.append(len(under_way))
         elif trainer.epoch == 1:
             under_way.discard(trainer.recipe.seed)
@@ -440,8 +440,8 @@ def test_no_more_runs_at_once_than_the_device_has_room_for(
     assert max(most) == 2, "each takes half of the device"
 
 
-def test_what_share_of_a_gpu_a_run_takes() -> None:
-    """Four T fill it. Multiply-adds grow with the pixels: at 48 x 48 there are 2.25 times those at 32 x 32."""
+def test_the_share_of_a_gpu_that_a_run_takes() -> None:
+    """Four T fill it. Multiply-adds grow with the pixels: at 48 x 48 there are 2.25 times as many as at 32 x 32."""
     gpu, tiny = torch.device("cuda"), Recipe(model="mspcaps_t", data="cifar10")
     assert share_of_device(tiny, gpu) == share_of_device(replace(tiny, model="mspcaps_t_scale32"), gpu) == 0.25
     assert share_of_device(replace(tiny, img_size=96), gpu) == 1
@@ -450,7 +450,7 @@ def test_what_share_of_a_gpu_a_run_takes() -> None:
     assert share_of_device(tiny, CPU) == 1
 
 
-def test_ctrl_c_that_ends_the_compiler_is_no_failure(tiny_npz: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_the_compiler_is_not_a_failure(tiny_npz: Path, tmp_path: Path) -> None:
     stop = threading.Event()
     trainer = Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path, stop=stop)
 
@@ -481,8 +481,8 @@ def test_a_run_stopped_within_an_epoch_has_the_curve_of_one_that_was_not(tiny_np
     assert resumed.run.weights_sha256 == whole.run.weights_sha256, "equal weights, equal files"
 
 
-def test_what_is_stored_are_the_fp32_weights(tiny_npz: Path, tmp_path: Path) -> None:
-    """Where the model computes in bf16, its working copies are not what a run is worth."""
+def test_the_fp32_weights_are_stored(tiny_npz: Path, tmp_path: Path) -> None:
+    """If the model computes in bf16, not its working copies."""
     result = train(recipe_for(tiny_npz, epochs=1, precision="bf16"), device="cpu", out=tmp_path, results=tmp_path)
     assert result.run.precision == "bf16"
     for which in ("last", "best"):
@@ -513,7 +513,7 @@ def test_a_ledger_that_cannot_be_written_is_noticed_before_the_training(tiny_npz
 
 
 def entry_of(recipe: Recipe, **changes: Any) -> Run:
-    """Of a run that nobody made."""
+    """The entry of an imaginary run."""
     curve = {"loss": [0.5] * recipe.epochs, "accuracy": [80.0] * recipe.epochs}
     run = Run(
         model=recipe.model, params=1, dataset=recipe.dataset, recipe=recipe.to_dict(), seed=recipe.seed,
@@ -523,8 +523,8 @@ def entry_of(recipe: Recipe, **changes: Any) -> Run:
     return replace(run, **changes)
 
 
-def test_a_run_of_a_catalog_set_is_only_known_by_its_whole_recipe(tmp_path: Path) -> None:
-    """What a recipe leaves to the data set counts: the same name with another augmentation is another run."""
+def test_a_run_of_a_catalog_set_is_identified_by_its_whole_recipe(tmp_path: Path) -> None:
+    """Including the data set's defaults: the same name with another augmentation is another run."""
     recipe = Recipe(data="cifar10")
     path = ledger.entry_path(tmp_path, recipe)
     assert ledger.find_run(tmp_path, recipe) is None

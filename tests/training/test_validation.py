@@ -1,4 +1,4 @@
-"""Validation images choose the epoch; the images that are measured on are looked at once."""
+"""Validation images choose the epoch; the test images are used once."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_labels_of_validation_images_must_be_trained(tmp_path: Path, arrays: dic
         load_dataset(tmp_path / "odd.npz", "train")
 
 
-def test_the_test_images_are_looked_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_images_are_used_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     counted = Evaluator.count_all
 
@@ -133,14 +133,14 @@ def test_an_adversary_may_use_the_sets_own_validation_images(three_npz: Path, ti
 
 
 def test_patience_ends_a_run_and_changes_nothing_else(three_npz: Path, tmp_path: Path) -> None:
-    """The epochs are those of the whole run, as many as a plain loop counts, in one sitting or in many."""
+    """The epochs are the first ones of the whole run, as many as a plain loop counts, resumed or not."""
     base = quick(three_npz, epochs=12, lr=5e-3)
     whole = train(base, device="cpu", out=tmp_path, results=tmp_path)
     scores, best, since, count = [row.score for row in whole.history], -1.0, 0, 0
     while count < 12 and since < 2:
         since = 0 if scores[count] > best else since + 1
         best, count = max(best, scores[count]), count + 1
-    assert count < 11, "else this shows nothing"
+    assert count < 11, "otherwise this shows nothing"
     recipe = base.replace(patience=2)
     early = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     assert early.history == whole.history[:count] and early.run.epochs == count
