@@ -201,6 +201,9 @@ def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch:
         recipe.resolve(train_set)
     with pytest.raises(MspcapsError, match="cannot be split among 3 processes: choose a batch_size of 9"):
         Loader(train_set, 8, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
+    assert len(train_set) == 53
+    with pytest.raises(MspcapsError, match=r"batch_size of 51$"):  # 54 would be more than there are
+        Loader(train_set, 53, AUGMENT, seed=0, world=3)  # type: ignore[arg-type]
     monkeypatch.setattr("mspcaps.training.images.free_bytes", lambda device: 0)
     with pytest.raises(MspcapsError, match=r"does not: choose a smaller img_size, or put .* into a test folder"):
         load_images(recipe_for(skewed, held_out=3), CPU)

@@ -122,8 +122,9 @@ def temporary_folder() -> Iterator[Path]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         for old in root.glob(f"{_FETCHING}*"):
-            if time.time() - old.stat().st_mtime > 86400:
-                shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                if time.time() - old.stat().st_mtime > 86400:
+                    shutil.rmtree(old, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=_FETCHING, dir=root, ignore_cleanup_errors=True)
     except OSError as error:
         raise MspcapsError(f"cannot write to the cache folder {root}: {reason(error)}") from error

@@ -46,10 +46,10 @@ class Loader:
             )
         pairs = self.world > 1 and self.augment.mixup > 0  # images are not mixed across processes
         if self.batch_size % (unit := 2 * self.world if pairs else self.world):
+            fitting = max(1, min(round(self.batch_size / unit), self.n // unit)) * unit
             raise MspcapsError(
                 f"a batch of {self.batch_size} cannot be split among {self.world} processes"
-                f"{' in pairs for mixup' * pairs}: choose a batch_size of "
-                f"{max(1, round(self.batch_size / unit)) * unit}"
+                f"{' in pairs for mixup' * pairs}: choose a batch_size of {fitting}"
             )
 
     def place(self, data: Any, device: torch.device | None) -> None:
