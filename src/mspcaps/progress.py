@@ -124,7 +124,7 @@ class Progress:
             say(line, self.file or sys.stderr)
 
     def clear(self) -> None:
-        """Forget the tasks so far."""
+        """Remove all tasks."""
         for state in self.tasks.values():
             if self.bars is not None and state.bar is not None:
                 self.bars.remove_task(state.bar)

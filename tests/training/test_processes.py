@@ -38,7 +38,7 @@ def train_families(out: str, data: str) -> None:
         trainer = Trainer(recipe, CPU, out=Path(out), results=Path(out))
         trainer.loader.begin(0)
         loss, gradients = trainer.step.gradients()
-        (loss,) = trainer.world.average([loss.detach()])
+        (loss,) = trainer.world.all_reduce_mean([loss.detach()])
         if trainer.world.is_main:
             torch.save((loss, [g.clone() for g in gradients]), f"{out}/{model}.pt")
         Trainer(recipe, CPU, out=Path(out), results=Path(out)).run()

@@ -63,7 +63,7 @@ def _decode(path: str, changed: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class FolderImages(Dataset[tuple[Tensor, int]]):
-    """Pictures left on the disk: item i is (uint8 [C, H, W], label). A torch DataLoader can read it with workers."""
+    """Pictures that stay on disk: item i is (uint8 [C, H, W], label). A torch DataLoader can read it with workers."""
 
     paths: tuple[str, ...]
     labels: tuple[int, ...]

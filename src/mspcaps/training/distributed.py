@@ -46,7 +46,9 @@ class World:
         """Whether this is the process that writes files and talks to the user."""
         return self.rank == 0
 
-    def average(self, tensors: list[Tensor], join: Callable[[list[Tensor], int], Tensor] = join_shares) -> list[Tensor]:
+    def all_reduce_mean(
+        self, tensors: list[Tensor], join: Callable[[list[Tensor], int], Tensor] = join_shares
+    ) -> list[Tensor]:
         """The mean of each tensor over all processes, in fp32; `join` may be a compiled `join_shares`."""
         if not self.grouped:
             return tensors
@@ -55,7 +57,7 @@ class World:
         parts = message.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def take_from_main(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy the main process's tensors to every process, in place."""
         if self.grouped:
             for tensor in tensors:
@@ -73,12 +75,12 @@ class World:
 
     def all_equal(self, *numbers: int) -> bool:
         """Whether all processes have the same numbers."""
-        return self.any([self.agree(*numbers) != [*numbers]]) == [False]
+        return self.any([self.broadcast_numbers(*numbers) != [*numbers]]) == [False]
 
-    def agree(self, *numbers: float) -> list[float]:
+    def broadcast_numbers(self, *numbers: float) -> list[float]:
         """The main process's numbers, for all: a difference in rounding must not lead to different decisions."""
         shared = torch.tensor(numbers, dtype=torch.float64)
-        self.take_from_main([shared])
+        self.broadcast([shared])
         return shared.tolist()
 
     def barrier(self) -> None:

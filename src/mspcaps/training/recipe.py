@@ -124,7 +124,7 @@ class Recipe:
     skip_broken: bool = False
     """Leave out and report the pictures of a folder that cannot be read; otherwise they are an error."""
     validation: int = 0
-    """Training images held out to choose the epoch, so that the test set is used only once; 0: the data set's own."""
+    """Training images held out to choose the epoch, so that the test set is used once; 0: the data set's own if any."""
     patience: int = 0
     """Stop after this many epochs in a row without improvement on the validation images; 0: train all epochs."""
     held_out: int = 0

@@ -1,4 +1,4 @@
-"""One training step in three engines with one meaning: eager, compile, cudagraph.
+"""One training step, the same in three engines: eager, compile, cudagraph.
 
 A step takes the next row of the epoch, gathers and augments its images on the device, and runs forward, backward and
 optimizer. Whatever changes between steps (position in the epoch, learning rate, dropout keys) is a tensor on the
@@ -85,7 +85,7 @@ class Step:
         with in_precision(self.device, self.autocast):
             loss = self.loss(self.fused, self.loader)
         gradients = self.optimizer.flat_gradients(torch.autograd.grad(loss, self.optimizer.params, allow_unused=True))
-        return loss, self.world.average(gradients, self.join_shares)
+        return loss, self.world.all_reduce_mean(gradients, self.join_shares)
 
     def eager_step(self) -> None:
         """One step, run from Python; a graph records several of them."""

@@ -211,14 +211,14 @@ class Trainer:
     def close_epoch(self) -> None:
         """Evaluate, extend the history, keep the best weights, move on to the next epoch."""
         self.share_statistics()
-        (mean_loss,) = self.world.average([self.step.loss_sum])
+        (mean_loss,) = self.world.all_reduce_mean([self.step.loss_sum])
         self.step.loss_sum.copy_(mean_loss)
         self.check_finite()
         loss = self.step.loss_sum.item() / self.loader.steps
         accuracy, health = self.evaluator.accuracy(), self.evaluator.health()
         self.warn_of_collapse(health)
         robust = self.robust_evaluator.accuracy() if self.robust_evaluator else accuracy
-        accuracy, robust = self.world.agree(accuracy, robust)
+        accuracy, robust = self.world.broadcast_numbers(accuracy, robust)
         validation = robust if self.watched == "validation" else None
         row = Epoch(self.epoch + 1, learning_rate(self.recipe, self.epoch), loss, accuracy, health, validation)
         if not self.history or row.score > self.best_epoch.score:
@@ -232,7 +232,7 @@ class Trainer:
         """Give every process the main one's BatchNorm statistics if they are not synchronised, as PyTorch's
         DistributedDataParallel does. Only evaluation, checkpoints and attacks read them."""
         if not self.recipe.sync_batchnorm:
-            self.world.take_from_main(self.step.statistics())
+            self.world.broadcast(self.step.statistics())
 
     def warn_of_collapse(self, health: Sequence[BlockHealth]) -> None:
         """Log one sentence per block, the first time it collapses."""
@@ -267,7 +267,7 @@ class Trainer:
         """Save a checkpoint. All processes get here at the same step; the main one writes the file."""
         self.check_finite()  # never overwrite the last good checkpoint with a bad one
         self.share_statistics()
-        (mean_loss,) = self.world.average([self.step.loss_sum])  # every process will resume from it
+        (mean_loss,) = self.world.all_reduce_mean([self.step.loss_sum])  # every process will resume from it
         tensors = self.checkpoint_tensors() | {"loss_sum": mean_loss}
         if self.world.is_main:
             self.write(tensors)
