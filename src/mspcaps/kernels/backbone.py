@@ -117,8 +117,7 @@ def backbone_backward(
     saved: list[Tensor],
     strides: list[int], shortcuts: list[bool], pools: list[bool], patch: int, need_dx: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """-> dx (empty unless needed), the gradients of the weights, and [3, sum of c]: a sum that is used on the way, then
-    the gradients of gamma and beta."""
+    """-> dx (empty unless needed), d_weights, and [3, sum of c]: scratch, then the gradients of gamma and beta."""
     n, channels = len(weights), [len(w) for w in weights]
     ys, outs, (patches, stats) = saved[:n], saved[n : 2 * n], saved[2 * n :]
     means, rstds, _ = (s.split(channels) for s in stats)

@@ -1,9 +1,8 @@
 """All Triton code: kernels of the MSRB backbone, of PatchifyCaps and of depthwise convolutions. Imported only on use.
 
 Maps are NHWC in memory and treated as rows [M = b h w, C]; a program works in fp32 on tiles [RB, CB] of rows and
-channels. Sums over the rows are accumulated atomically, a few hundred additions per channel, and the next kernel turns
-them into what it needs. Adding partial sums in a last program would make results bit-for-bit repeatable, but was
-slower.
+channels. Sums over the rows are accumulated atomically, a few hundred additions per channel, for the next kernel to
+use. Adding partial sums in a last program would make results repeatable bit for bit, but was slower.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -112,9 +111,8 @@ def incoming_gradient(
 ):  # fmt: skip
     """The gradient of a map before its ReLU [RB, CB]: the sum of its sources where the map is positive.
 
-    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from the
-    capsules. MASK says which tensor is tested for being positive: "v", the normalised conv output, "out", after a
-    shortcut, or "none".
+    Sources: `above` from the next convolution, `skip` from the shortcut around it, `pooled` [B, n, C] from capsules.
+    MASK names the tensor to test: "v", the normalised conv output, "out" if there is a shortcut, or "none".
     """
     at = rows[:, None] * C + columns[None, :]
     g = tl.zeros(mask.shape, tl.float32)
@@ -265,8 +263,7 @@ def conv3x3(
 
 @triton.jit
 def product(a, b, WIDE: tl.constexpr):
-    """a b in fp32. WIDE converts the operands to fp32, too: Triton's interpreter multiplies the bits of bf16
-    numbers."""
+    """a b in fp32. WIDE converts the operands, too: Triton's interpreter would multiply the bits of bf16 numbers."""
     if WIDE:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b)

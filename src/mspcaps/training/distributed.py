@@ -27,8 +27,7 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 def join_shares(tensors: list[Tensor], processes: int) -> Tensor:
-    """All tensors as one vector, divided by the number of processes so that the sum over them is the mean; in fp32, as
-    bf16 would round it."""
+    """All tensors as one vector, divided so that the sum over the processes is the mean; fp32, as bf16 would round."""
     return torch.cat([tensor.reshape(-1).float() for tensor in tensors]) / processes
 
 
