@@ -21,6 +21,7 @@ from mspcaps.training import Recipe, Trainer, list_recipes, load_recipe, train
 from mspcaps.training.adversary import RobustLoss, as_logits, hashed_start
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import compiler_works
+from mspcaps.training.distributed import World
 from mspcaps.training.evaluator import RobustEvaluator
 from mspcaps.training.images import load_images
 from mspcaps.training.loader import Loader, take_batch
@@ -263,6 +264,15 @@ def test_bad_adversaries_are_refused(table: dict[str, Any], message: str) -> Non
         Recipe(adversary=table, validation=10)  # type: ignore[arg-type]
     with pytest.raises(MspcapsError, match="validation is 0"):
         Recipe(adversary=Adversary())
+
+
+def test_several_processes_must_share_the_statistics_that_attacks_read(
+    tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mspcaps.training.trainer.join_world", lambda device: World(0, 2))
+    recipe = recipe_for(tiny_npz, sync_batchnorm=False)
+    with pytest.raises(MspcapsError, match="sync_batchnorm"):
+        Trainer(recipe, torch.device("cpu"), out=tmp_path, results=tmp_path)
 
 
 def test_recipes_from_before_adversaries_are_the_same() -> None:

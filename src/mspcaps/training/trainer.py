@@ -83,6 +83,9 @@ class Trainer:
         self.side_by_side = side_by_side  # how many runs may share the device: each is then slower than a run alone
         self.world = join_world(device)
         self.log = log if self.world.is_main else lambda line: None
+        if recipe.adversary and self.world.size > 1 and not recipe.sync_batchnorm:
+            # Attacks read the running statistics, which would be each process's own until the next checkpoint.
+            raise MspcapsError("sync_batchnorm is false, but several processes with an adversary need it true")
         train, validation, self.test = load_images(recipe, device, self.log, self.world.size)
         sums = {"data_sha256": fingerprint(recipe.data), "teacher_sha256": ledger.teacher_sha256(recipe)}
         self.inputs: dict[str, Any] = {"images": len(train), **sums}  # may have changed when a run is resumed
