@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
-from mspcaps.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
+from mspcaps.pages.charts import HEIGHT, Axes, inline, log_ticks, nice_ticks, number_words
 from mspcaps.report.runs import Group
 
 EARLY = 0.08  # share of the epochs whose accuracies may lie below the picture: they would flatten all the rest
@@ -64,14 +64,14 @@ def chart(
     collapsed."""
     epochs = max(map(len, seeds))
     axes = Axes(epochs, ticks, log)
-    marked = [tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs]
-    parts = axes.drawn(label, tick_words, marked)
+    x_words = number_words(tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs)
+    parts = axes.draw(tick_words, x_words)
     if level is not None:
         y = axes.y_at(level)
-        parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        above = y - 6 if y > HEIGHT / 2 else y + 16  # where no axis is in the way
-        words = f'<text class="tick" x="{WIDTH - RIGHT}" y="{min(above, HEIGHT - BOTTOM):.1f}" text-anchor="end">'
-        parts.append(f"{words}collapsed {side} {level:g}</text>")
+        parts.append(f'<line class="level" x1="{axes.left}" x2="{axes.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        y = min(y - 6 if y > HEIGHT / 2 else y + 16, axes.bottom)  # clear of both ends of the axis
+        place = f'x="{axes.right}" y="{y:.1f}" text-anchor="end"'
+        parts.append(f'<text class="tick" {place}>collapsed {side} {level:g}</text>')
 
     def line(values: Line, kind: str) -> str:
         """From the first epoch that is in the picture on; a later dip below it runs along its edge."""
@@ -85,4 +85,4 @@ def chart(
     if several:
         columns = [[value for value in column if value is not None] for column in zip(*seeds, strict=False)]
         parts.append(line([statistics.fmean(column) if column else None for column in columns], "curve"))
-    return "".join([*parts, "</svg>"])
+    return inline(label, parts)
