@@ -203,7 +203,7 @@ def standalone(width: int, height: int, label: str, style: str, parts: Iterable[
 
 
 def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
-    """A standalone SVG of percentages, at most four panels in a row. Axes of numbers share one scale; curves of one name
+    """A standalone SVG of percentages, at most four panels in a row. Axes of numbers have one scale; curves of one name
     share their look and their entry in the legend."""
     flat = [curve for panel in panels for curve in panel.curves]
     names = list(dict.fromkeys(curve.name for curve in flat))
