@@ -35,8 +35,8 @@ def write_pages(
     weights: str | Path, paths: Iterable[str | Path], out: Path, label: str | None = None,
     progress: Callable[[str, int, int], None] = lambda picture, done, of: None, device: str | torch.device = "cpu",
 ) -> Iterator[PageResult]:  # fmt: skip
-    """Write one page per picture, in order, to a folder of these weights below `out`, and at the end, even an early one,
-    an index page. A folder stands for all pictures below it. A broken file does not affect the others."""
+    """Write one page per picture, in order, to a folder of these weights below `out`, and an index page, even if it is
+    interrupted. A folder stands for all pictures below it. A broken file does not affect the others."""
     model, name = load_model(weights).to(device), weights_name(weights)
     config = config_of(model)
     if config["in_chans"] not in (1, 3):

@@ -1,4 +1,4 @@
-"""Attacks: images changed within a budget so that a model errs. One file each, and one signature:
+"""Attacks: change images within a budget so that the model errs. One file each, and one signature:
 
 attack(model, x, y, eps, objective, ...) -> images at most eps away from x, in [0, 1]
 """
