@@ -78,10 +78,10 @@ def numbered_names(name: str) -> Iterator[str]:
     return (name if number == 1 else f"{name}-{number}" for number in count(1))
 
 
-def has_key(page: Path, key: str, within: int = 1000) -> bool:
+def has_key(page: Path, key: str) -> bool:
     """Whether a page carries this key in its first bytes."""
     try:
         with page.open("rb") as file:
-            return f'content="{key}"'.encode() in file.read(within)
+            return f'content="{key}"'.encode() in file.read(1000)
     except OSError:
         return False

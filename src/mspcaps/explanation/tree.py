@@ -38,8 +38,8 @@ def patch_node(scales: Sequence[Scale], level: int, index: int, **values: Any) -
     return Node("patch", index, level, scales[level].place(index), scales[level].rect(index), **values)
 
 
-def strongest_parts(heat: Sequence[Tensor], scales: Sequence[Scale], count: int = 3) -> list[Node]:
-    """Heat [n_i] of the patches of each scale, finest first -> the hottest patches: one coarse, `count` middle ones and
+def strongest_parts(heat: Sequence[Tensor], scales: Sequence[Scale]) -> list[Node]:
+    """Heat [n_i] of the patches of each scale, finest first -> the hottest patches: one coarse, three middle ones and
     the hottest fine one in each of these; with two scales one coarse and one fine inside it. Coarse patches come first,
     so that finer ones are drawn over them."""
 
@@ -50,7 +50,7 @@ def strongest_parts(heat: Sequence[Tensor], scales: Sequence[Scale], count: int 
     top = hottest(len(scales) - 1, range(len(heat[-1])), 1)
     if len(scales) == 1:
         return top
-    middle = hottest(1, range(len(heat[1])), count) if len(scales) > 2 else []
+    middle = hottest(1, range(len(heat[1])), 3) if len(scales) > 2 else []
     inner = []
     for node in middle or top:
         assert node.rect is not None

@@ -16,29 +16,26 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.attacks.common import Adversarial, Attempt, Draws, attacked, check_counts, run_attempts, spread
 from mspcaps.evaluation.attacks.objectives import check_classes, find_objective, targeted_dlr
 from mspcaps.evaluation.attacks.steps import gradient
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores [b, K], labels [b], targets [b] -> [b]
-TARGETED = "targeted_dlr"
+TARGETED, TARGETS = "targeted_dlr", 9
 MIN_RISES = 0.75  # share of the steps that must raise the loss
 
 
 def apgd(
     model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cross_entropy", *, steps: int = 100,
-    restarts: int = 1, targets: int = 9, seed: int = 0, numbers: Tensor | None = None,
+    restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `pgd`. The objective may also be "targeted_dlr", which is tried for this many `targets`."""
+    """As `pgd`. The objective may also be "targeted_dlr", which is tried for the nine highest other classes."""
     check_counts(steps, restarts)
-    if targets < 1:
-        raise MspcapsError(f"targets is {targets}, but must be at least 1")
     with attacked(model, x, y, eps) as classes:
         if objective == TARGETED:
             check_classes(TARGETED, classes)
             loss: Loss = targeted_dlr
-            ranks = list(range(1, min(targets, classes - 1) + 1))
+            ranks = list(range(1, min(TARGETS, classes - 1) + 1))
         else:
             plain = find_objective(objective, model, classes)
             loss, ranks = (lambda scores, y, target: plain(scores, y)), [1]

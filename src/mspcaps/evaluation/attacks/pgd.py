@@ -17,14 +17,13 @@ from mspcaps.evaluation.attacks.steps import pgd_steps
 
 
 def bim(
-    model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cross_entropy", *, steps: int = 10,
-    step_size: float | None = None,
-) -> Tensor:  # fmt: skip
+    model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cross_entropy", *, steps: int = 10
+) -> Tensor:
     """Images and labels as in `fgsm` -> images at most eps away."""
     check_counts(steps)
     with attacked(model, x, y, eps) as classes:
-        loss, size = find_objective(objective, model, classes), eps / steps if step_size is None else step_size
-        return walk(model, model, loss, x, x, y, eps, size, steps).images
+        loss = find_objective(objective, model, classes)
+        return walk(model, model, loss, x, x, y, eps, eps / steps, steps).images
 
 
 def pgd(

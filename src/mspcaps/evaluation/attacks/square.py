@@ -9,35 +9,32 @@ image, 0.8 at first and halved after 0.1, 0.5, 2, 5, 10, 20, 40, 60 and 80 % of 
 import torch
 from torch import Tensor, nn
 
-from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.attacks.common import Adversarial, Attempt, Draws, attacked, check_counts, run_attempts, spread
 from mspcaps.evaluation.attacks.objectives import Objective, find_objective
 
+INITIAL_P = 0.8
 HALVED_AFTER = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # share of the queries
 DROP_EVERY = 10  # queries until fooled images leave the batch, which makes the device wait
 
 
 def square(
-    model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cw", *, steps: int = 5000, share: float = 0.8,
+    model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cw", *, steps: int = 5000,
     restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `pgd`; `steps` are queries, `share` is the initial p."""
+    """As `pgd`; `steps` are queries."""
     check_counts(steps, restarts)
-    if not 0 < share <= 1:
-        raise MspcapsError(f"share is {share}, but must be above 0 and at most 1")
     with attacked(model, x, y, eps) as classes, torch.no_grad():
         loss = find_objective(objective, model, classes)
 
         def start(restart: int) -> Attempt:
-            return lambda x, y, draws: search(model, loss, x, y, eps, steps, share, draws, restart * (2 * steps + 1))
+            return lambda x, y, draws: search(model, loss, x, y, eps, steps, draws, restart * (2 * steps + 1))
 
         return run_attempts(map(start, range(restarts)), model, x, y, Draws.for_images(seed, x, numbers))
 
 
 def search(
-    model: nn.Module, loss: Objective, x: Tensor, y: Tensor, eps: float, steps: int, share: float, draws: Draws,
-    first: int,
-) -> Adversarial:  # fmt: skip
+    model: nn.Module, loss: Objective, x: Tensor, y: Tensor, eps: float, steps: int, draws: Draws, first: int
+) -> Adversarial:
     """`first` is the number of the first draw."""
     result, index = Adversarial(x, y), torch.arange(len(x), device=x.device)
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
@@ -55,7 +52,7 @@ def search(
             if len(kept) < len(index):
                 index, best, best_loss, low, high = (t[kept] for t in (index, best, best_loss, low, high))
                 draws = draws.of(kept)
-        tried = with_square(best, low, high, side_of(query, steps, share, x), draws, first + query)
+        tried = with_square(best, low, high, side_of(query, steps, x), draws, first + query)
         scores = model(tried)
         value, wrong = loss(scores, y[index]), scores.argmax(1) != y[index]
         better = (value > best_loss) | wrong
@@ -65,9 +62,9 @@ def search(
     return result
 
 
-def side_of(query: int, steps: int, share: float, x: Tensor) -> int:
+def side_of(query: int, steps: int, x: Tensor) -> int:
     """Side of the square in pixels."""
-    p = share / 2 ** sum(query > after * steps for after in HALVED_AFTER)
+    p = INITIAL_P / 2 ** sum(query > after * steps for after in HALVED_AFTER)
     height, width = x.shape[2:]
     return min(max(round((p * height * width) ** 0.5), 1), height, width)
 

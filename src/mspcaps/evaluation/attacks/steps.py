@@ -37,9 +37,3 @@ def gradient(loss_fn: LossFunction, x: Tensor) -> Tensor:
             "PyTorch: attack it with square"
         )
     return slope
-
-
-def random_start(x: Tensor, eps: float, generator: torch.Generator | None = None) -> Tensor:
-    """Uniformly random images within eps of x, clipped to [0, 1]."""
-    noise = torch.empty_like(x).uniform_(-eps, eps, generator=generator)
-    return (x + noise).clamp(0, 1)

@@ -143,10 +143,10 @@ class Target:
             tick(len(numbers))
         return survived
 
-    def transferred(self, source: nn.Module, eps: float, steps: int = 20) -> Bits:
+    def transferred(self, source: nn.Module, eps: float) -> Bits:
         """Which images the model still gets right after PGD on the `source`. PGD takes all its steps: an image that
         only just fools one model seldom fools another."""
-        survived = np.zeros_like(self.clean)
+        survived, steps = np.zeros_like(self.clean), METHODS["pgd"].steps
         name = "log_odds" if has_lengths(source) else "cross_entropy"
         for numbers in self.batches(self.clean):
             x, y = self.batch(numbers)

@@ -32,13 +32,12 @@ Couplings = Literal["uniform", "constant"]
 
 def vote_attack(
     model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cross_entropy", *, steps: int = 20,
-    step_size: float | None = None, restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
+    restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`, for every model whose routing has votes for the classes."""
     check_counts(steps, restarts)
     with attacked(model, x, y, eps) as classes:
-        loss, size = find_objective(objective, model, classes), 2.5 * eps / steps if step_size is None else step_size
-        block = last_block(model, x[:1])
+        loss, block = find_objective(objective, model, classes), last_block(model, x[:1])
 
         def bypass_routing(couplings: Couplings, restart: int) -> Attempt:
             def attempt(x: Tensor, y: Tensor, draws: Draws) -> Adversarial:
@@ -46,7 +45,7 @@ def vote_attack(
                     with without_routing(block, couplings):
                         return model(images)
 
-                return walk(surrogate, model, loss, x, draws.start(x, eps, restart), y, eps, size, steps)
+                return walk(surrogate, model, loss, x, draws.start(x, eps, restart), y, eps, 2.5 * eps / steps, steps)
 
             return attempt
 
