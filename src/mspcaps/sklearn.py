@@ -37,7 +37,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
     """An image classifier, trained by `mspcaps.train`.
 
     X is [n, h, w], [n, h, w, c], [n, c, h, w], or flat [n, features]: square images, grey or RGB, unless `image_shape`
-    says otherwise. Integers run from 0 to 255 and floats from 0 to 1, unless `value_range` says otherwise.
+    says otherwise. Integers run from 0 to 255, floats and booleans from 0 to 1, unless `value_range` says otherwise.
 
     Args:
         model: Name of a registered model.
@@ -174,7 +174,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         X = X if layout_of(X.shape, "X") == "NCHW" else np.moveaxis(X, -1, 1)
         if X.dtype == np.uint8 and self.value_range is None:
             return np.ascontiguousarray(X)
-        low, high = self.value_range or ((0.0, 1.0) if X.dtype.kind == "f" else (0.0, 255.0))
+        low, high = self.value_range or ((0.0, 1.0) if X.dtype.kind in "bf" else (0.0, 255.0))
         if not (low < high and X.min() >= low and X.max() <= high):
             raise MspcapsError(
                 f"X has {X.dtype} from {X.min():g} to {X.max():g}, but must be in [{low:g}, {high:g}]: set value_range "

@@ -102,6 +102,14 @@ def test_states_are_what_the_forward_pass_does(name: str, images: ImageSet) -> N
     assert not any(block._forward_hooks for block in model.routing)
 
 
+@pytest.mark.parametrize(("batch_size", "most"), [(1, 2), (5, 5), (500, 12)])
+def test_no_more_images_at_a_time_than_evaluate_is_given(batch_size: int, most: int, images: ImageSet) -> None:
+    model, sizes = healthy(), []
+    with model.backbone.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0]))):
+        evaluate(model, images, batch_size)
+    assert max(sizes) == most
+
+
 def test_a_model_without_couplings_has_no_health(images: ImageSet) -> None:
     for name in ("mspcaps_t_linear", "mspcaps_t_concat", "resnet20"):
         model = create_model(name, num_classes=3)

@@ -137,7 +137,7 @@ def evaluate(
     scores = all_scores(model, images, batch_size, progress, flip)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
-        health = measure_health(inner, images, labels) if isinstance(inner, Model) else ()
+        health = measure_health(inner, images, labels, batch_size) if isinstance(inner, Model) else ()
     return measure(inner, scores, labels, classes, health, flip)
 
 

@@ -26,7 +26,7 @@ LEAST_ENTROPY = 0.85
 MOST_TOP = 2.0
 IMAGES = {"cpu": 500}  # images measured, by device: enough on a CPU, and a few percent of an epoch's time
 IMAGES_ELSEWHERE = 2000
-CHUNK = 250  # images at a time: votes are kept in fp32 here, which takes more memory than the kernels do
+CHUNK = 250  # most images at a time: votes are kept in fp32 here, which takes more memory than the kernels do
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,14 @@ def chosen(n: int, device: torch.device) -> Tensor:
     return order[: IMAGES.get(device.type, IMAGES_ELSEWHERE)]
 
 
-def in_chunks(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+def in_chunks(images: Tensor, labels: Tensor, most: int = CHUNK) -> list[tuple[Tensor, Tensor]]:
     """Chunks of about equal size: a single image would have no other to swap with."""
-    count = -(-len(images) // CHUNK)
+    count = -(-len(images) // most)
     return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
 
 
 @torch.no_grad()
-def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockHealth, ...]:
+def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int = CHUNK) -> tuple[BlockHealth, ...]:
     """images [n, c, h, w], uint8 or floats in [0, 1], labels [n], on any device -> the health of each block."""
     first = next(model.parameters(), None)
     if first is None:
@@ -182,7 +182,7 @@ def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockH
     index = chosen(len(images), first.device).to(images.device)
     meter = HealthMeter(model)
     with in_eval_mode(model):
-        for x, y in in_chunks(images[index], labels[index.to(labels.device)]):
+        for x, y in in_chunks(images[index], labels[index.to(labels.device)], max(2, min(batch_size, CHUNK))):
             meter.add(to_float(x.to(first.device)).to(first.dtype), y.to(first.device))
     return meter.read()
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import nn
 
 from mspcaps.evaluation.accuracy import placement
@@ -57,7 +56,7 @@ def unchanged(target: Target) -> Iterator[Caution]:
     """The same images must get the same scores twice, and survive an attack with eps = 0."""
     probe = target.some(probe_size(target))
     survived = probe.survivors(Trial.parse("square-1"), 0.0)
-    x, _ = probe.batch(torch.arange(len(survived)))
+    x, _ = probe.batch(probe.batches(probe.clean)[0])
     difference = float((probe.scores(x) - probe.scores(x)).abs().max())
     if not survived.all() or difference > 1e-4:
         yield Caution(
