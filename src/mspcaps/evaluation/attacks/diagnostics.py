@@ -1,7 +1,7 @@
 """Whether measured robustness can be trusted: automatic checks, each with a sentence if it fails.
 
 They follow Carlini et al., On Evaluating Adversarial Robustness (2019), and the checks of AutoAttack. A model that
-passes them all may still fall to an attack that nobody has tried; the figures of one that fails a check are too high.
+passes them all may still fall to an attack that nobody has tried; if it fails one, its figures cannot be trusted.
 """
 
 from collections.abc import Iterator, Sequence
