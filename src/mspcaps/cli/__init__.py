@@ -135,6 +135,8 @@ def import_first(args: list[str]) -> list[str]:
 
 def deferred(command: Command) -> Callable[..., Command]:
     """The command with its arguments bound, to be called later: `parse` captures only what the parser prints."""
+    # tyro would break the help of an option wherever our source does
+    command.__doc__ = re.sub(r"\n {12}", " ", command.__doc__ or "")
 
     @wraps(command)
     def bind(*args: Any, **options: Any) -> Command:
