@@ -23,7 +23,7 @@ from mspcaps.progress import Progress, printable, say
 T = TypeVar("T")
 STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # without "(default: None)" in the help
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 SkipBroken = Annotated[Switch, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")]
 JsonSwitch = Annotated[Switch, tyro.conf.arg(help="Print one JSON document instead, and nothing else on stdout.")]
 CsvSwitch = Annotated[Switch, tyro.conf.arg(help="Print one CSV table instead, and nothing else on stdout.")]
