@@ -64,7 +64,7 @@ def evaluate(
             several of them.
         data: Data set name, or path of a folder or .npz file; default: the data the (first) weights were trained on.
         split: Which split to use.
-        batch_size: Images per batch.
+        batch_size: Images per batch; large images come in smaller batches.
         device: cpu, cuda or mps; default: the GPU if there is one. ONNX files run on the CPU.
         images: Measure on this many images only, chosen at random but always the same; default: all.
         flip: Average the scores of every image with those of its mirror image; the result says so.

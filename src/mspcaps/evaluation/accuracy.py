@@ -24,6 +24,7 @@ from mspcaps.evaluation.metrics import Calibration, ClassMetrics, calibrate, cla
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
+from mspcaps.models.summary import build_on_meta, memory_per_image
 from mspcaps.pages.notebook import small_table
 
 ScoreKind = Literal["lengths", "logits"]
@@ -31,6 +32,7 @@ Pixels = Tensor | np.ndarray
 Data = (
     ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
 )  # what `evaluate` measures on
+MAX_BYTES = 4 << 30  # of activations in one batch, as training would keep them
 MAX_SHOWN = 30  # classes in a notebook
 MIRRORED = "scores are averaged over each image and its mirror image"
 
@@ -120,20 +122,20 @@ def evaluate(
     skip_broken: bool = False,
     flip: bool = False,
 ) -> Evaluation:
-    """Measure a model on all images of `data`. If `device` is given, the model is moved there.
+    """Measure a model on all images of `data`, in batches of `batch_size` or fewer if they would take too much memory.
 
     `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images are
     used, in the model's image size; a pair holds images and labels [n], and a DataLoader yields such pairs. Images are
     tensors or arrays of uint8, or of floats in [0, 1]: normalisation is part of the model. With `skip_broken`, pictures
     of a folder that cannot be read are left out, with a warning that names the first of them. With `flip`, the scores
-    of every image are averaged with those of its mirror image, and the result says so. The model returns to the mode,
-    train or eval, that it was in.
+    of every image are averaged with those of its mirror image, and the result says so. If `device` is given, the model
+    is moved there; it returns to the mode, train or eval, that it was in.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     model, images, labels, classes = prepare(model, data, device, skip_broken)
     inner = unwrapped(model)
-    classes = classes or class_names(inner)
+    classes, batch_size = classes or class_names(inner), limit_batch(inner, batch_size)
     scores = all_scores(model, images, batch_size, progress, flip)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
@@ -191,6 +193,17 @@ def prepare(
         except (RuntimeError, AssertionError) as error:  # PyTorch raises either for an unknown or absent device
             raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     return model, images, labels, classes
+
+
+def limit_batch(model: nn.Module, batch_size: int) -> int:
+    """`batch_size`, or fewer images if the activations of a registered model would take more than MAX_BYTES."""
+    if not isinstance(model, Model):
+        return batch_size
+    try:
+        per_image = memory_per_image(build_on_meta(**model.config))
+    except Exception:  # a user's model that is not registered, or cannot run on the meta device
+        return batch_size
+    return max(1, min(batch_size, MAX_BYTES // max(1, per_image)))
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

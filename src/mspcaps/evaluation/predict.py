@@ -75,11 +75,13 @@ def stream_predictions(
     """As `predict`, but the first predictions come while later pictures are still being read."""
     import torch
 
-    from mspcaps.evaluation.accuracy import all_scores
-    from mspcaps.models import as_model, class_names, config_of
+    from mspcaps.evaluation.accuracy import all_scores, limit_batch
+    from mspcaps.models import as_model, class_names, config_of, unwrapped
 
     module = as_model(model)
     config, classes = config_of(module), class_names(module)
+    if batch_size > 1:
+        batch_size = limit_batch(unwrapped(module), batch_size)
 
     def predict_fn(images: np.ndarray) -> np.ndarray:
         return all_scores(module, torch.from_numpy(images), len(images)).numpy()

@@ -22,8 +22,9 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.augment import generator_for
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, nearest
-from mspcaps.evaluation.accuracy import all_scores, full_precision, placement, prepare
+from mspcaps.evaluation.accuracy import all_scores, full_precision, limit_batch, placement, prepare
 from mspcaps.files import ProgressFn, no_progress
+from mspcaps.models import unwrapped
 from mspcaps.models.layers import check_labels
 
 BLOCK = 100  # images per block of random draws
@@ -104,7 +105,7 @@ def evaluate_shifts(
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     chosen = [_change(name) for name in changes or CHANGES]
     model, images, labels, _ = prepare(model, data, device)
-    place, _ = placement(model)
+    place, batch_size = placement(model)[0], limit_batch(unwrapped(model), batch_size)
     right, clean, done = torch.zeros(len(chosen), len(chosen[0].strengths), dtype=torch.int64), 0, 0
     for start in range(0, len(images), batch_size):
         x, y = to_float(images[start : start + batch_size].to(place)), labels[start : start + batch_size]

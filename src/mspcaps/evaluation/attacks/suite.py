@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mspcaps.data import FolderImages, ImageSet, load_dataset
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.accuracy import all_scores, full_precision, placement, prepare
+from mspcaps.evaluation.accuracy import all_scores, full_precision, limit_batch, placement, prepare
 from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
 from mspcaps.evaluation.attacks.common import Draws, attacked, check_eps
 from mspcaps.evaluation.attacks.fgsm import fgsm
@@ -287,7 +287,7 @@ def open_target(
     if batch_size is not None and batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     x, y = x[:images], y[:images]
-    size = batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE)
+    size = limit_batch(inner, batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE))
     scores = all_scores(model, x, size)
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise MspcapsError(f"the model must give scores [b, classes], not {tuple(scores.shape)}")
