@@ -76,6 +76,8 @@ def test_every_form_of_the_images(fitted: CapsuleClassifier, shapes: tuple[np.nd
     expected = fitted.predict_proba(images)
     for form in (images[..., None], images[:, None], images / 255, images.astype(int)):
         assert np.allclose(fitted.predict_proba(form), expected, atol=1e-5)
+    bright = images > 127
+    assert np.allclose(fitted.predict_proba(bright), fitted.predict_proba(255 * bright), atol=1e-5), "True is white"
     flat = CapsuleClassifier(**QUICK).fit(images.reshape(48, -1) / 255, shapes[1])
     assert np.allclose(flat.predict_proba(images.reshape(48, -1)), expected, atol=1e-5)
     said = CapsuleClassifier(**QUICK, image_shape=(16, 16), value_range=(-1, 1))

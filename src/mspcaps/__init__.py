@@ -27,7 +27,7 @@ _NAMES = {
     "export": ("export_model", "from_pretrained", "push_to_hub", "save_pretrained"),
     "models": ("create_model", "list_models", "list_pretrained", "load_model"),
     "training": ("Recipe", "list_recipes", "load_recipe", "train"),
-    "": ("capsules", "data", "errors", "evaluation", "export", "models", "training"),
+    "": ("capsules", "data", "errors", "evaluation", "explanation", "export", "models", "report", "training"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 __getattr__ = lazy_attributes(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""The command line, `mspcaps` and `python -m mspcaps`. Ctrl-C ends it in silence from the first import on."""
+"""The command line, `mspcaps` and `python -m mspcaps`. Ctrl-C ends it silently, even during the first imports."""
 
 import os
 import signal
@@ -7,10 +7,9 @@ from types import FrameType
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; but where modules are being loaded, end at once.
+    """Raise KeyboardInterrupt; but exit at once while a module is being imported.
 
-    Imports swallow exceptions or turn them into others, and what is half imported is of no use. There is nothing to
-    save meanwhile.
+    Imports swallow exceptions or turn them into others, and a half-imported module is useless. Nothing needs saving.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -22,7 +21,7 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # whoever started us may want it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent process may want it ignored
         signal.signal(signal.SIGINT, interrupted)
     try:
         from mspcaps.cli import main
@@ -31,7 +30,7 @@ def main() -> int:
     except KeyboardInterrupt:
         status = 130
     if signal.getsignal(signal.SIGINT) is interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own last steps would show a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during Python's shutdown would show a traceback
     return status
 
 

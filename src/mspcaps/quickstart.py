@@ -1,5 +1,4 @@
-"""The first run, on the embedded images: what shipped weights say about them, then a model trained from nothing, with a
-page about each."""
+"""The first run, on the embedded images: evaluate shipped weights, then train a model from scratch; a page for each."""
 
 import threading
 from dataclasses import dataclass, replace
@@ -14,12 +13,13 @@ from mspcaps.report import evaluation_page, run_page, write_page
 from mspcaps.report.run import PAGE, figures
 from mspcaps.training import Recipe, choose_device, load_recipe, train
 
-SHIPPED = "mspcaps_t.fashionmnist"  # trained on the whole of what the embedded images are a part of
+SHIPPED = "mspcaps_t.fashionmnist"  # trained on the full data set that the embedded images are part of
+TRAIN_YOUR_OWN = "mspcaps train --data FOLDER --model mspcaps_t --img-size 32 --epochs 30 --batch-size 32"
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What the first run leaves."""
+    """What one part of the first run produced."""
 
     page: Path
     weights: Path
@@ -29,9 +29,9 @@ class Quickstart:
 def quickstart(
     out: Path, device: str | None = None, recipe: Recipe | None = None, stop: threading.Event | None = None
 ) -> Quickstart:
-    """Train, evaluate, write the page. `recipe` is recipes/quickstart.toml unless another is given."""
-    # a ledger of its own: trials do not belong into results/
+    """Train, evaluate and write the page. The default recipe is recipes/quickstart.toml."""
     recipe = recipe or load_recipe("quickstart")
+    # with a ledger of its own: trial runs do not belong in results/
     result = train(recipe, device=device, out=out, results=out / "results", stop=stop, overwrite=True)
     recipe, data, page = result.recipe, facts(result.recipe.data), run_page(result)
     page = replace(
@@ -41,17 +41,14 @@ def quickstart(
         commands=[
             *page.commands,
             ("See all models and what they cost:", "mspcaps models"),
-            (
-                "Train on your own pictures, one folder per class:",
-                f"mspcaps train --data FOLDER --model {recipe.model} --img-size 32 --epochs 30 --batch-size 32",
-            ),
+            ("Train on your own pictures, one folder per class:", TRAIN_YOUR_OWN),
         ],
     )
     return Quickstart(write_page(out / PAGE, page, result.model), result.weights, page.evaluation)
 
 
 def shipped(out: Path, device: str | None = None) -> Quickstart:
-    """What weights that come with the package say about the embedded test images: a page in seconds, no training."""
+    """Evaluate shipped weights on the embedded test images: a page in seconds, without training."""
     card = read_card(SHIPPED)
     weights, data = pretrained_path(card.model, card.dataset), facts(card.dataset)
     model = load_model(weights).to(choose_device(device))

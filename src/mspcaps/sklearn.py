@@ -1,4 +1,4 @@
-"""`CapsuleClassifier`: any model of the library as an estimator of scikit-learn, for pipelines, searches and scores.
+"""`CapsuleClassifier`: any model of the library as a scikit-learn estimator, for pipelines, searches and scoring.
 
 from mspcaps.sklearn import CapsuleClassifier
 CapsuleClassifier(epochs=10).fit(images, labels).score(more_images, more_labels)
@@ -30,28 +30,28 @@ try:
 except ImportError as error:
     raise ImportError("mspcaps.sklearn needs scikit-learn: pip install 'mspcaps[sklearn]'") from error
 
-MEASURED = 64  # training images whose accuracy is followed while it trains
+MAX_MEASURED = 64  # training images that `train` measures accuracy on, since it needs test images
 
 
 class CapsuleClassifier(ClassifierMixin, BaseEstimator):
-    """A classifier of images, trained by `mspcaps.train`.
+    """An image classifier, trained by `mspcaps.train`.
 
-    X is [n, h, w], [n, h, w, c] or [n, c, h, w], or flat [n, features]: squares, grey or in colour, unless
-    `image_shape` says otherwise. Bytes are from 0 to 255 and floats from 0 to 1, unless `value_range` says otherwise.
+    X is [n, h, w], [n, h, w, c], [n, c, h, w], or flat [n, features]: square images, grey or RGB, unless `image_shape`
+    says otherwise. Integers run from 0 to 255, floats and booleans from 0 to 1, unless `value_range` says otherwise.
 
     Args:
         model: Name of a registered model.
         epochs: Passes over the training images.
         lr: Peak learning rate.
-        batch_size: Images per step; default: what suits their number.
+        batch_size: Images per step; default: chosen by the number of images.
         img_size: Side length that images are resized to; default: their own, but at least 32.
         init: Initial weights, such as mspcaps_t.cifar10; empty: train from scratch.
         balance: Draw every class equally often.
         recipe: Further fields of the recipe, such as {"weight_decay": 0.01}.
-        image_shape: Of flat X: (h, w) or (h, w, c).
-        value_range: What black and white are in X, such as (0, 16) for the digits of scikit-learn.
+        image_shape: Shape of the images in a flat X: (h, w) or (h, w, c).
+        value_range: The values of black and white in X, such as (0, 16) for the digits of scikit-learn.
         device: cpu or cuda; default: the GPU if there is one.
-        random_state: Determines everything random; None draws from NumPy's global state, as everywhere in scikit-learn.
+        random_state: Seeds everything random; None draws from NumPy's global state, as everywhere in scikit-learn.
         verbose: Show progress.
 
     Attributes:
@@ -110,25 +110,25 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             batch = fitting_batch(len(images)) if self.batch_size is None else min(self.batch_size, len(images))
             seed = self.random_state
             seed = int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31))
-            given: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "model": self.model, "epochs": self.epochs, "lr": self.lr, "batch_size": batch,
                 "img_size": self.img_size, "init": self.init, "balance": self.balance, "seed": seed,
             }  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:
                 data = Path(folder, "images.npz")
-                few = np.linspace(0, len(images) - 1, min(len(images), MEASURED)).astype(int)
+                measured = np.linspace(0, len(images) - 1, min(len(images), MAX_MEASURED)).astype(int)
                 np.savez(
-                    data, x_train=images, y_train=labels, x_test=images[few], y_test=labels[few],
+                    data, x_train=images, y_train=labels, x_test=images[measured], y_test=labels[measured],
                     classes=self.classes_.astype(str),
                 )  # fmt: skip
-                recipe = Recipe(**given, data=str(data)).replace(**self.recipe or {})
-                done = train(recipe, device=self.device, out=folder, results=folder, progress=self.verbose)
-        self.model_, self.loss_curve_ = done.model, [row.loss for row in done.history]
+                recipe = Recipe(**fields, data=str(data)).replace(**self.recipe or {})
+                result = train(recipe, device=self.device, out=folder, results=folder, progress=self.verbose)
+        self.model_, self.loss_curve_ = result.model, [row.loss for row in result.history]
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """[n, K]: the scores of the model, lengths of capsules or logits. Of two classes [n], as in scikit-learn: the
-        logarithm of how much likelier the second is."""
+        """[n, K]: the scores of the model, capsule lengths or logits. With two classes [n], as in scikit-learn: the log
+        odds of the second."""
         scores = self._scores(X)
         if len(self.classes_) > 2:
             return scores
@@ -136,7 +136,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         return logits[:, 1] - logits[:, 0]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """[n, K], rows add up to one: lengths divided by their sum, or the softmax of logits."""
+        """[n, K], rows add up to one: lengths divided by their sum, or the softmax of the logits."""
         scores = self._scores(X)
         if self.model_.scores == "lengths":
             total = scores.sum(1, keepdims=True)
@@ -151,7 +151,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        if getattr(X, "ndim", 2) > 2:  # images may come in another layout than those before
+        if getattr(X, "ndim", 2) > 2:  # the layout may differ from that in `fit`
             X = check_array(X, allow_nd=True, dtype="numeric")
         else:
             X = validate_data(self, X, allow_nd=True, dtype="numeric", reset=False)
@@ -174,17 +174,17 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         X = X if layout_of(X.shape, "X") == "NCHW" else np.moveaxis(X, -1, 1)
         if X.dtype == np.uint8 and self.value_range is None:
             return np.ascontiguousarray(X)
-        low, high = self.value_range or ((0.0, 1.0) if X.dtype.kind == "f" else (0.0, 255.0))
+        low, high = self.value_range or ((0.0, 1.0) if X.dtype.kind in "bf" else (0.0, 255.0))
         if not (low < high and X.min() >= low and X.max() <= high):
             raise MspcapsError(
                 f"X has {X.dtype} from {X.min():g} to {X.max():g}, but must be in [{low:g}, {high:g}]: set value_range "
-                "to what black and white are"
+                "to the values of black and white"
             )
         return np.ascontiguousarray(np.rint((X - low) * (255 / (high - low))).astype(np.uint8))
 
 
 def flat_shape(features: int, image_shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Of an image with so many numbers: what was said, or a square, grey or in colour."""
+    """The shape of an image of so many numbers: `image_shape`, or else a square, grey or RGB."""
     if image_shape is not None:
         if len(image_shape) not in (2, 3) or np.prod(image_shape) != features:
             raise MspcapsError(f"image_shape is {image_shape}, but X has {features} features")
@@ -200,7 +200,7 @@ def flat_shape(features: int, image_shape: tuple[int, ...] | None) -> tuple[int,
 
 @contextlib.contextmanager
 def as_value_error() -> Iterator[None]:
-    """What scikit-learn expects of bad input."""
+    """scikit-learn expects a ValueError for bad input."""
     try:
         yield
     except MspcapsError as error:

@@ -69,12 +69,12 @@ def test_a_visit(server: Server, tmp_path):
         page.wait("document.querySelector('.zone')?.offsetWidth > 100")
         (tmp_path / "bad.png").write_bytes(b"not a picture")
         page.choose_file(".zone input", tmp_path / "bad.png")
-        page.wait("document.querySelector('.told').innerText.includes('is not a PNG, JPEG')")
+        page.wait("document.querySelector('.error').innerText.includes('is not a PNG, JPEG')")
         page.wait("!document.querySelector('#answer h2.says, #tree svg')")  # they were about another picture
         (tmp_path / "good.jpg").write_bytes(save(noise(size=(300, 200)), "JPEG"))
         page.choose_file(".zone input", tmp_path / "good.jpg")
         changed(page, LENGTHS, lengths)
-        assert page.run("document.querySelector('.told').innerText") == ""
+        assert page.run("document.querySelector('.error').innerText") == ""
 
         page.resize(390, 800)
         assert page.run("document.documentElement.scrollWidth") <= 390, "a phone need not scroll sideways"

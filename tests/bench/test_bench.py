@@ -279,7 +279,7 @@ def test_the_command(tmp_path, capsys):
     assert main(["bench", "infer", "--quick", "--batch-size", "2", "--device", "cpu", "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     (path,) = tmp_path.glob("bench/*.json")
-    assert f"figures: {path}" in out
+    assert f"Figures: {path}" in out
     assert re.search(r"mspcaps_t +channels_last +[\d.]+ ", out)
 
 

@@ -1,5 +1,6 @@
 """The commands at work, on pictures small enough to take no time."""
 
+import inspect
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,15 @@ def test_help(command, say):
     assert spoken.status == 0
     assert f"usage: mspcaps {command}".strip() in spoken.out
     assert "None" not in spoken.out
+
+
+@pytest.mark.parametrize("command", ["bench", "eval", "sweep"])
+def test_the_help_of_an_option_breaks_only_at_the_edge(command, say, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    text = say(command, "--help").out
+    lines = inspect.getsource(COMMANDS[command]).partition("Args:")[2].partition('"""')[0].splitlines()
+    pairs = [(a.split()[-1], b.split()[0]) for a, b in pairwise(lines) if b.startswith(12 * " ")]
+    assert pairs and all(f"{end} {begin}" in text for end, begin in pairs)
 
 
 def test_no_arguments_show_the_help(say):

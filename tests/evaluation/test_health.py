@@ -14,7 +14,8 @@ from torch import Tensor
 from mspcaps.capsules import squash
 from mspcaps.cli.evaluation import show_health
 from mspcaps.data import ImageSet, load_dataset
-from mspcaps.evaluation import evaluate
+from mspcaps.evaluation import attack, evaluate, evaluate_shifts, predict
+from mspcaps.evaluation.accuracy import limit_batch
 from mspcaps.evaluation.health import (
     BlockHealth,
     HealthMeter,
@@ -26,7 +27,7 @@ from mspcaps.evaluation.health import (
     measure_health,
     relative_entropy,
 )
-from mspcaps.models import create_model, load_model
+from mspcaps.models import create_model, load_model, summarize
 from mspcaps.models.mspcaps import MSPCaps
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, save_checkpoint
@@ -100,6 +101,37 @@ def test_states_are_what_the_forward_pass_does(name: str, images: ImageSet) -> N
     again = squash((last.couplings.unsqueeze(-1) * last.votes[-1]).sum(0))
     assert torch.allclose(again, outputs, atol=1e-6)
     assert not any(block._forward_hooks for block in model.routing)
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [(1, 2), (5, 5), (500, 12)])
+def test_no_more_images_at_a_time_than_evaluate_is_given(batch_size: int, most: int, images: ImageSet) -> None:
+    model, sizes = healthy(), []
+    with model.backbone.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0]))):
+        evaluate(model, images, batch_size)
+    assert max(sizes) == most
+
+
+def test_large_images_come_in_smaller_batches(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = healthy(), []
+    monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", 3 * summarize(model).memory_bytes_per_image)
+    with model.backbone.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[0])):
+        whole = evaluate(model, images)
+        assert max(sizes) == 3
+        sizes.clear()
+        answers = predict(model, images.images)
+        evaluate_shifts(model, images, ["contrast"])
+        attack(model, images, 0.01, "fgsm", check=False)
+        assert max(sizes) == 3 and len(answers) == 12
+    monkeypatch.undo()
+    assert torch.allclose(whole.scores, evaluate(model, images).scores, atol=1e-6)
+
+
+def test_batches_of_a_model_that_nobody_registered_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = healthy()
+    monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", 0)
+    assert limit_batch(model, 500) == 1
+    model.config["name"] = "unregistered"
+    assert limit_batch(model, 500) == 500
 
 
 def test_a_model_without_couplings_has_no_health(images: ImageSet) -> None:

@@ -9,6 +9,7 @@ from html_checks import assert_self_contained
 
 from mspcaps import create_model, evaluate, explain, predict, train
 from mspcaps.evaluation import Prediction, Predictions
+from mspcaps.explanation.drawing import float_image_url, pale_grey
 from mspcaps.pages.notebook import small_table, sparkline
 from mspcaps.training import Recipe
 
@@ -51,7 +52,9 @@ def test_explanations(model: torch.nn.Module) -> None:
     before = found._repr_html_().count("data:image")
     found.heat_map(0)
     check(found._repr_html_())
-    assert found._repr_html_().count("data:image") == before + 2
+    html = found._repr_html_()
+    assert html.count("data:image") == before + 2
+    assert float_image_url(pale_grey(found.images[0])) in html, "dark colours need the pale background of the pages"
 
 
 def test_results(tmp_path: Path) -> None:

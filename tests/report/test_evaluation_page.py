@@ -130,7 +130,7 @@ def made(k: int, n: int, name: str = "resnet20", size: int = 16) -> tuple[torch.
 def test_pages_of_any_number_of_classes_and_any_model(k, name, tmp_path, monkeypatch):
     explained = int(k < 1000)  # it would take long
     monkeypatch.setattr(mistakes, "MAX_EXPLAINED", explained)
-    monkeypatch.setattr(mistakes, "SECONDS", 60)
+    monkeypatch.setattr(mistakes, "MAX_SECONDS", 60)
     model, about = made(k, max(20, 2 * k), name)
     html = write_page(tmp_path / "page.html", about, model).read_text()
     assert_self_contained(html)
@@ -144,7 +144,7 @@ def test_pages_of_any_number_of_classes_and_any_model(k, name, tmp_path, monkeyp
 
 def test_what_is_explained_is_the_answer_of_the_page(monkeypatch):
     """The mean over an image and its mirror image may be an answer that the model gives to neither."""
-    monkeypatch.setattr(mistakes, "SECONDS", 60)
+    monkeypatch.setattr(mistakes, "MAX_SECONDS", 60)
     model, about = made(3, 20)
     wrong, own = choose_wrong(about.evaluation), about.evaluation.predictions
     answers = [int(own[i]) if i == wrong[0] else (y + 1) % 3 for i, y in enumerate(about.data.labels.tolist())]
@@ -154,7 +154,7 @@ def test_what_is_explained_is_the_answer_of_the_page(monkeypatch):
 
 
 def test_an_explanation_that_takes_too_long_is_left_out(monkeypatch):
-    monkeypatch.setattr(mistakes, "SECONDS", 0.0)
+    monkeypatch.setattr(mistakes, "MAX_SECONDS", 0.0)
     model, about = made(3, 20)
     assert mistakes.explain_mistakes(model, about.data, about.evaluation, [0, 1]) == {}
     assert mistakes.explain_mistakes(torch.nn.Identity(), about.data, about.evaluation, [0, 1]) == {}

@@ -1,7 +1,7 @@
-"""A page in the browser to try models: pick, upload or draw a picture, disturb it, and watch the parts change.
+"""A page in the browser to try models: pick, upload or draw a picture, change it, and watch how the parts respond.
 
-The work is done by `session.answer`, a plain function of a model, a picture and what is done to it; it knows nothing of
-browsers. `layout` and `server` put it behind Gradio, which is an extra: `pip install 'mspcaps[app]'`.
+The work is done by `session.answer`, a plain function of a model, a picture and the changes to it, which knows nothing
+of browsers. `layout` and `server` put it behind Gradio, which is an extra: `pip install 'mspcaps[app]'`.
 """
 
 from mspcaps.app.perturb import Changes

@@ -1,9 +1,9 @@
 document.addEventListener("mouseover", (event) => {
   const name = event.target.closest?.("#model input");
-  if (name) name.title = name.value; // a long name is cut
+  if (name) name.title = name.value; // a long name is cut off on the page
 });
 
-// The three ways to a picture. Each ends in mspcaps.show(text, source), and Gradio asks the server about it.
+// The three sources of pictures. Each calls mspcaps.show(text, source), and Gradio sends the picture to the server.
 window.mspcaps = {
   picture: "",
   source: "",
@@ -37,10 +37,10 @@ window.mspcaps = {
   },
 
   upload(element, trigger) {
-    const zone = element.querySelector(".zone"), input = element.querySelector("input"), note = element.querySelector(".told");
+    const zone = element.querySelector(".zone"), input = element.querySelector("input"), note = element.querySelector(".error");
     const refuse = (why) => {
       note.textContent = why;
-      this.show("", "upload", trigger); // the old answer is not about this file
+      this.show("", "upload", trigger); // the previous answer is about another picture
     };
     const send = async (file) => {
       note.textContent = "";
@@ -115,12 +115,12 @@ window.mspcaps = {
     clear();
   },
 
-  // What is on the page is of the last question until the new answer comes.
+  // The page shows the previous answer, greyed out, until the new one arrives.
   pending(waits) {
     for (const id of ["answer", "tree"]) document.getElementById(id)?.classList.toggle("pending", waits);
   },
 
-  // What was unfolded stays so when the answer changes.
+  // Details stay unfolded when the answer changes.
   unfold(element, watch) {
     let open = false;
     element.addEventListener("toggle", (event) => { open = event.target.open; }, true);

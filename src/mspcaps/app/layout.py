@@ -1,4 +1,4 @@
-"""The page as Gradio lays it out: session.py works out the answers, templates/app.html words them."""
+"""The page in Gradio's components; session.py computes the answers, templates/app.html words them."""
 
 import logging
 import os
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 TITLE = "mspcaps: parts and wholes"
 COLOURS = {"white": "#ffffff", "red": "#d63a2f", "yellow": "#f0c33c", "green": "#3f9b4f", "blue": "#3a78c9"}
-# Gradio reads these from the environment only. The last two concern a monitor that we switch off: without them every
-# answer would still count all answers before it.
+# Gradio reads these from the environment only. The last two tame its monitor, which counts all earlier answers at every
+# new one, even when switched off.
 GRADIO_ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GRADIO_ANALYTICS_MAX_EVENTS": "1",
     "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",
 }
-# Gradio asks with what the components hold; the picture is held by our own script.
+# Gradio sends the values of its components; the picture comes from our own script.
 ASK_JS = "(picture, ...rest) => { window.mspcaps.pending(true); return [window.mspcaps.picture, ...rest]; }"
 
 
 def import_gradio() -> Any:
-    """Gradio, told to keep to itself."""
+    """Gradio, without telemetry."""
     os.environ.update(GRADIO_ENVIRONMENT)
     try:
         import gradio
@@ -66,32 +66,32 @@ def layout(gr: Any, store: ModelStore, workers: int) -> "gr.Blocks":
             lambda name: sample_buttons(store, name),
             model, samples, show_progress="hidden", api_visibility="private", concurrency_limit=workers,
         )  # fmt: skip
-        asked = gr.on(
+        answered = gr.on(
             [part.input for part in (samples, upload, drawing)] + [part.change for part in (rotation, noise, attack)],
             predict_fn(store),
             [picture, model, rotation, noise, attack],
             [result, tree],
             js=ASK_JS,
-            preprocess=False,  # values are judged by our own checks, which answer in sentences
-            trigger_mode="always_last",  # a slider on the move skips what is out of date
+            preprocess=False,  # our own checks refuse bad values in plain sentences
+            trigger_mode="always_last",  # a moving slider skips values that are out of date
             concurrency_limit=workers,
             show_progress="hidden",
             api_name="answer",
         )
-        asked.then(None, None, None, js="() => window.mspcaps.pending(false)", api_visibility="private")
+        answered.then(None, None, None, js="() => window.mspcaps.pending(false)", api_visibility="private")
         reset.click(None, None, [rotation, noise, attack], js="() => [0, 0, 0]", api_visibility="private")
     return blocks
 
 
 def predict_fn(store: ModelStore) -> Callable[..., tuple[str, str]]:
-    """The one question there is, as Gradio asks it: whatever comes in, HTML comes out."""
+    """The function that Gradio calls: whatever comes in, HTML comes out."""
     message = macro("app.html", "message")
 
     def predict(picture: object, model: object, rotation: object, noise: object, fgsm: object) -> tuple[str, str]:
         try:
             changes = Changes.from_request(rotation=rotation, noise=noise, fgsm=fgsm)
-            found = answer(store.model(model), picture, changes, store.truth(model, picture))
-            return found.view, found.routing
+            result = answer(store.model(model), picture, changes, store.truth(model, picture))
+            return result.view, result.routing
         except MspcapsError as error:
             return message(str(error)), ""
         except Exception:
@@ -108,7 +108,7 @@ def slider(gr: Any, name: str, label: str, step: float) -> Any:
 
 def tab(gr: Any, name: str, html: str, script: str) -> Any:
     with gr.Tab(name):
-        # the event's name has to stand in the script for Gradio to know it
+        # Gradio recognises an event only if its name appears in the script
         return gr.HTML(html, apply_default_css=False, js_on_load=f"mspcaps.{script}; // 'input'")
 
 
@@ -117,15 +117,15 @@ def sample_buttons(store: ModelStore, name: str) -> str:
 
 
 def theme(gr: Any) -> Any:
-    """Fonts of the system only: Gradio's own themes name fonts to load."""
+    """System fonts only: Gradio's own themes load fonts from the web."""
     fonts = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Liberation Sans")
     mono = ("ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace")
     return gr.themes.Base(font=[*fonts, "sans-serif"], font_mono=list(mono))
 
 
 def head() -> str:
-    """Style and script. The sheets of our pages hold inside .view only: their rules are for whole pages and would meet
-    Gradio's own elements, too. The first begins with the colours and fonts of the design; those are for everybody."""
+    """Style and script. The style sheets of our pages apply only inside .view, to leave Gradio's own elements alone;
+    only the colours and fonts, with which the first sheet begins, apply to the whole page."""
     colours, _, rules = (render("design.css") + render("explanation.css")).partition("* {")
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("app.css", "app.js"))
     limits = f'const limits = {{"bytes": {MAX_UPLOAD_BYTES}}};\n'

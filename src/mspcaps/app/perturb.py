@@ -1,4 +1,4 @@
-"""What can be done to a picture before the model sees it: turned, covered with noise, attacked. In this order."""
+"""Changes to a picture before the model sees it: rotation, then noise, then an attack."""
 
 import math
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ RANGES = {"rotation": (-180.0, 180.0), "noise": (0.0, 64.0), "fgsm": (0.0, 16.0)
 
 @dataclass(frozen=True)
 class Changes:
-    """Nothing by default."""
+    """None by default."""
 
     rotation: float = 0.0  # degrees, clockwise
     noise: float = 0.0  # standard deviation of Gaussian noise, in units of 1/255
@@ -25,7 +25,7 @@ class Changes:
 
     @classmethod
     def from_request(cls, **values: Any) -> "Changes":
-        """From whatever a browser sends."""
+        """Check the values that a browser sends."""
         numbers = {}
         for name, value in values.items():
             low, high = RANGES[name]
@@ -42,8 +42,8 @@ class Changes:
 def perturb(model: nn.Module, pixels: Tensor, changes: Changes) -> Tensor:
     """uint8 [c, h, w] -> float32 [1, c, h, w] in [0, 1], on the device of the model.
 
-    The noise is always the same one, only louder or softer, so that a slider moves one thing. The attack comes last and
-    leads away from what the model says right before it.
+    The noise pattern is always the same and only its strength varies, so that a slider changes one thing. The attack
+    leads away from the answer that the model gives to the rotated, noisy picture.
     """
     x = rotate(pixels, changes.rotation)
     if changes.noise:
@@ -58,6 +58,6 @@ def perturb(model: nn.Module, pixels: Tensor, changes: Changes) -> Tensor:
 
 
 def rotate(pixels: Tensor, degrees: float) -> Tensor:
-    """uint8 [c, h, w] -> float32 [1, c, h, w] in [0, 1]: about the centre, black comes in, as in training."""
+    """uint8 [c, h, w] -> float32 [1, c, h, w] in [0, 1], about the centre; new corners are black, as in training."""
     draws = torch.tensor([[0.0, 0.0, 0.0, math.radians(degrees)]])
     return augment_images(pixels[None], torch.tensor([0]), draws, Augmentation(rotate=abs(degrees)))

@@ -1,13 +1,13 @@
-"""The server: Gradio behind a gate that bounds every request, and the way in for uploads.
+"""The server: Gradio behind a gate that limits every request, and an endpoint for uploads.
 
-Gradio's own upload writes files that stay, and fetches addresses that a caller names. The app needs neither: a picture
-goes to POST /picture, is read in memory and comes back small. Everything the page does not need is closed.
+Gradio's own upload leaves files on disk and fetches any URL that a client names. The app needs neither: a picture goes
+to POST /picture and comes back as a small PNG. Every path that the page does not need is closed.
 
-Bounds, whoever calls: at most MAX_READERS requests are taken in at once, each of at most MAX_REQUEST_BYTES, and
-MAX_UPLOADS pictures of at most MAX_UPLOAD_BYTES, 150 MB in all; one upload is decoded at a time, of at most
-MAX_UPLOAD_PIXELS, for which Pillow takes up to 475 MB; at most MAX_QUEUE questions of MAX_REQUEST_BYTES wait, 128 MB
-and as much again once parsed, and WORKERS are answered at once. Gradio keeps up to 2,000 answers of some 60 kB that
-nobody fetched, 120 MB. Together less than 1 GB beyond the 400 MB of a server at rest, models apart.
+Memory is bounded whatever clients do. At most MAX_READERS requests of MAX_REQUEST_BYTES and MAX_UPLOADS pictures of
+MAX_UPLOAD_BYTES are read at once: 150 MB in all. One upload of at most MAX_UPLOAD_PIXELS is decoded at a time, which
+takes Pillow up to 475 MB. At most MAX_QUEUE questions of MAX_REQUEST_BYTES wait, 128 MB and as much again once parsed,
+and WORKERS are answered at once. Gradio keeps up to 2,000 answers of some 60 kB that nobody fetched: 120 MB. Together
+this is less than 1 GB on top of the 400 MB of an idle server, not counting models.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ WORKERS = 2
 MAX_QUEUE = 128
 MAX_READERS = 16
 MAX_UPLOADS = 4
-MAX_SESSIONS = 256  # visitors that Gradio remembers, at some 80 kB each; we keep nothing about them
-MAX_SECONDS = 30  # for the bytes of one request to arrive
+MAX_SESSIONS = 256  # that Gradio remembers, at some 80 kB each; we store nothing in them
+MAX_SECONDS = 30  # until the bytes of a request must have arrived
 MAX_REQUEST_BYTES = 1 << 20
 MAX_DISCARDED_BYTES = 64 << 20
 UPLOAD_PATH = "/picture"
@@ -53,7 +53,7 @@ OPEN_PATHS = (
 
 @dataclass(frozen=True)
 class Running:
-    """A server at work in threads of this process."""
+    """A server that runs in threads of this process."""
 
     url: str
     blocks: "gr.Blocks"
@@ -62,12 +62,12 @@ class Running:
         self.blocks.close(verbose=False)
 
     def wait(self) -> None:
-        """Until Ctrl-C."""
+        """Block until Ctrl-C."""
         self.blocks.block_thread()
 
 
 def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -> Running:
-    """Serve the page; without a port the first free one from 7860 on."""
+    """Serve the page; the default port is the first free one from 7860 on."""
     gradio = import_gradio()
     check_address(host, port)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))  # the workers share the cores
@@ -80,7 +80,7 @@ def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -
             share=False,
             prevent_thread_lock=True,
             quiet=True,
-            show_error=True,  # what Gradio itself refuses gets its sentence, too
+            show_error=True,  # Gradio's own refusals are shown, too
             footer_links=[],
             run_history=False,
             enable_monitoring=False,
@@ -88,7 +88,7 @@ def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -
             pwa=False,
             mcp_server=False,
             state_session_capacity=MAX_SESSIONS,
-            max_file_size=1,  # nothing comes in this way
+            max_file_size=1,  # Gradio's own upload is closed
             theme=theme(gradio),
             head=head(),
             app_kwargs={
@@ -97,13 +97,13 @@ def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -
                 "exception_handlers": {Exception: not_understood},
             },
         )
-    except OSError as error:  # between our look at the address and now somebody else has taken it
+    except OSError as error:  # another process has taken the address since it was checked
         raise MspcapsError(f"cannot listen on {host}: {reason(error)}") from error
     return Running(url, blocks)
 
 
 def check_address(host: str, port: int | None) -> None:
-    """Whether the server could listen there: Gradio waits for seconds and speaks of other things when it cannot."""
+    """Refuse an address where the server cannot listen: Gradio would wait for seconds and then mislead."""
     if port is not None and not 0 < port < 65536:
         raise MspcapsError(f"port {port} does not exist: ports are numbered 1 to 65535")
     try:
@@ -114,7 +114,7 @@ def check_address(host: str, port: int | None) -> None:
 
 
 class Gate:
-    """ASGI middleware."""
+    """ASGI middleware that closes unused paths and limits the size, time and number of requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -127,7 +127,7 @@ class Gate:
             await refusal(404, "the app serves nothing at this address")(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
             upload = scope["path"] == UPLOAD_PATH
-            async with self.uploads if upload else self.readers:  # until answered: bodies that wait take memory, too
+            async with self.uploads if upload else self.readers:  # until answered: waiting bodies take memory, too
                 try:
                     limit = MAX_UPLOAD_BYTES if upload else MAX_REQUEST_BYTES
                     body = await read_body(Request(scope, receive), limit)
@@ -139,10 +139,10 @@ class Gate:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; HTTPException if it is too large or comes too slowly.
+    """The whole body; HTTPException if it is too large or arrives too slowly.
 
-    What is a little too large is read to its end and thrown away: most callers listen to an answer only when they have
-    finished talking.
+    A body that is a little too large is read to the end and discarded: most clients read no answer before they have
+    sent everything.
     """
     too_large = HTTPException(413, f"the request is larger than the limit of {format_bytes(limit)}")
     if int(request.headers.get("content-length", 0)) > MAX_DISCARDED_BYTES:
@@ -166,11 +166,11 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """The body first, then whatever comes after it, such as the news that the caller has left."""
-    left = [body]
+    """Give the body first, then later messages, such as a disconnect."""
+    bodies = [body]
 
     async def receive_again() -> Message:
-        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False} if bodies else await receive()
 
     return receive_again
 
@@ -180,7 +180,7 @@ def refusal(status: int, why: str) -> JSONResponse:
 
 
 async def not_understood(request: Request, error: Exception) -> JSONResponse:
-    """Gradio stumbles over some requests that are not what it expects; uvicorn logs the error."""
+    """Some malformed requests raise exceptions inside Gradio; uvicorn logs them."""
     return refusal(400, "the app does not understand this request")
 
 

@@ -1,4 +1,4 @@
-"""One question, one answer: a model, a picture and what is done to it -> what the page shows. No browser in here."""
+"""A model, a picture and the changes made to it -> what the page shows. Independent of any browser."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mspcaps.pages import Bar, macro
 
 @dataclass(frozen=True)
 class Answer:
-    """Two pieces of the page as HTML, and what they say as data."""
+    """Two pieces of the page as HTML, and their content as data."""
 
     label: str  # the winning class
     presence: dict[str, float]  # of every class: the length of its capsule, or its probability
@@ -28,16 +28,15 @@ def answer(
     """`picture` is the text returned by `uploads.accept`, `truth` its class if known. Bad input is an MspcapsError."""
     config = config_of(model)
     pixels = torch.from_numpy(decode_picture(picture, config["img_size"], config["in_chans"]))
-    found = explain(model, perturb(model, pixels, changes))
-    view, before = make_view(found), None
+    explanation = explain(model, perturb(model, pixels, changes))
+    view, before = make_view(explanation), None
     if changes.any:
         untouched = explain(model, perturb(model, pixels, Changes()))
         number = int(untouched.ranking[0, 0])
         before = Bar(untouched.classes[number], float(untouched.presence[0, number]))
-    known = truth if truth in found.classes else None
     return Answer(
         label=view.answer.name,
-        presence=dict(zip(found.classes, found.presence[0].tolist(), strict=True)),
-        view=macro("app.html", "answer")(view, known, before),
+        presence=dict(zip(explanation.classes, explanation.presence[0].tolist(), strict=True)),
+        view=macro("app.html", "answer")(view, truth if truth in explanation.classes else None, before),
         routing=macro("app.html", "routing")(view).strip(),
     )

@@ -1,4 +1,4 @@
-"""The models that the app offers, and sample pictures for each: loaded at first use, then kept."""
+"""The models that the app offers, and sample pictures for each: loaded on first use, then kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ MAX_SAMPLES = 10
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture of a test set: never trained on."""
+    """A test picture, which the model was not trained on."""
 
     title: str  # its true class
     picture: str  # data URL
 
 
 class ModelStore:
-    """Your weights files first, then the shipped ones. Your files are read at once, so that a bad one is an error."""
+    """Your weights files first, then the shipped ones. Your files are read at once, so that a bad one fails early."""
 
     def __init__(self, weights: Sequence[Path] = (), device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -39,7 +39,7 @@ class ModelStore:
             model = self._prepare(load_model(path), str(path))
             self._models[self._free_title(f"{title_of(model)} · {file_title(path, weights)}")] = model
         cards = [read_card(name) for name in list_pretrained()]
-        for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # large ones take seconds
+        for card in sorted(cards, key=lambda card: (card.params // 1_000_000, card.name)):  # fast models first
             tag = card.name.removeprefix(f"{card.model}.{card.dataset}")  # such as -linf8
             self._shipped[f"{card.model} · {set_title(card.dataset)}{tag}"] = card.name
         if not self.names:
@@ -53,7 +53,7 @@ class ModelStore:
         return list({**self._models, **self._shipped})
 
     def model(self, name: object) -> Model:
-        """In eval mode, on the device of the store."""
+        """The model in eval mode, on the device of the store."""
         with self._lock:
             if not isinstance(name, str) or name not in self.names:
                 raise MspcapsError(f"there is no model {repr(name)[:80]}; the models are {', '.join(self.names)}")
@@ -62,7 +62,7 @@ class ModelStore:
             return self._models[name]
 
     def samples(self, name: str) -> list[Sample]:
-        """One of each of the first classes, from the package or from the user's cache; empty where neither has any."""
+        """One picture for each of the first classes, from the package or the user's cache; empty if neither has any."""
         model = self.model(name)
         with self._lock:
             if name not in self._samples:
@@ -70,7 +70,7 @@ class ModelStore:
             return self._samples[name]
 
     def truth(self, name: object, picture: object) -> str | None:
-        """The class of a sample; nobody knows that of another picture."""
+        """The class of a sample; None for any other picture."""
         samples = self.samples(name) if isinstance(name, str) else []
         return next((sample.title for sample in samples if sample.picture == picture), None)
 
@@ -81,22 +81,22 @@ class ModelStore:
         return model.to(self.device).eval()
 
     def _free_title(self, title: str) -> str:
-        """A number tells the same file from itself when it is named twice."""
+        """With a number if the title is taken, because the same file was named twice."""
         names = (title if number == 1 else f"{title} ({number})" for number in count(1))
         return next(name for name in names if name not in self._models)
 
 
 def file_title(path: Path, others: Sequence[Path]) -> str:
-    """The end of the path that tells it from the others, with the run's folder where the name says nothing."""
-    whole, enough = path.absolute(), 2 if path.stem in ("last", "best", "model") else 1
+    """The shortest end of the path that no other path has; with the run's folder if the name is generic."""
+    whole, length = path.absolute(), 2 if path.stem in ("last", "best", "model") else 1
     for other in others:
-        while other.absolute() != whole and other.absolute().parts[-enough:] == whole.parts[-enough:]:
-            enough += 1
-    return "/".join(whole.parts[-enough:])
+        while other.absolute() != whole and other.absolute().parts[-length:] == whole.parts[-length:]:
+            length += 1
+    return "/".join(whole.parts[-length:])
 
 
 def trained_on(model: Model) -> str:
-    """Name of a data set or a path, as the recipe has it; empty if the weights do not say."""
+    """The name of a data set or a path, as in the recipe; empty if the weights do not say."""
     return str(model.metadata.get("recipe", {}).get("data") or "")
 
 
@@ -111,16 +111,16 @@ def title_of(model: Model) -> str:
 
 
 def find_samples(model: Model) -> list[Sample]:
-    """Test pictures of the set that the model was trained on, exactly as evaluation feeds them to it."""
+    """Test pictures of the model's data set, exactly as evaluation feeds them to it."""
     data = trained_on(model)
     try:
         if data in CATALOG:
-            # the embedded sample begins with the same images as the whole of FashionMNIST
+            # the embedded sample begins with the same images as all of FashionMNIST
             data = SAMPLE if data == "fashionmnist" else data
             return one_of_each(load_for(model, data)) if is_cached(data) else []
         return from_folder(model, Path(data)) if data and Path(data).is_dir() else []
     except MspcapsError:
-        return []  # samples are a courtesy: a damaged cache must not keep anybody from uploading
+        return []  # samples are optional: a damaged cache must not prevent uploads
 
 
 def one_of_each(data: ImageSet) -> list[Sample]:
@@ -130,7 +130,7 @@ def one_of_each(data: ImageSet) -> list[Sample]:
 
 
 def from_folder(model: Model, root: Path) -> list[Sample]:
-    """Of a folder of pictures only those shown are read."""
+    """Read only the pictures that are shown."""
     config = config_of(model)
     pictures = replace(open_folder(root, "test", config["img_size"]), channels=config["in_chans"])
     chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MAX_SAMPLES]]

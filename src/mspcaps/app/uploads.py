@@ -1,7 +1,7 @@
-"""Pictures from strangers: bytes -> a small picture that the browser keeps and sends along with every question.
+"""Untrusted pictures: bytes -> a small picture that the browser keeps and sends along with every question.
 
-Bytes are counted first, then the header is judged, and only then is a pixel decoded (data/pictures.py). What is larger
-than the app needs is shrunk once, here; the file is gone when `accept` returns, and the server remembers nothing.
+Bytes are counted first, then the header is checked, and only then are pixels decoded (data/pictures.py). A picture that
+is larger than the app needs is shrunk once, here; its file is gone when `accept` returns, and the server keeps nothing.
 """
 
 import base64
@@ -18,10 +18,10 @@ from mspcaps.errors import MspcapsError
 from mspcaps.files import format_bytes
 from mspcaps.pages import PREFIX, image_url
 
-MAX_UPLOAD_BYTES = 32_000_000  # photographs of phones have up to 20 MB
+MAX_UPLOAD_BYTES = 32_000_000  # phone photographs have up to 20 MB
 MAX_UPLOAD_PIXELS = 25_000_000  # and 12 or 24 megapixels
-MAX_SIDE = 256  # pixels of the longer side kept of an upload: scores differ a little from those of the whole picture
-MAX_TEXT_CHARS = 1 << 19  # of a kept picture as text: 256 x 256 pixels of pure noise take half of it
+MAX_SIDE = 256  # pixels of the longer side that are kept: scores differ slightly from those of the full picture
+MAX_TEXT_CHARS = 1 << 19  # of a kept picture as a data URL: 256 x 256 pixels of pure noise take half of it
 MAX_TEXT_PIXELS = 1 << 18
 
 
@@ -35,13 +35,13 @@ def accept(data: bytes) -> str:
 
 
 def decode_picture(text: object, size: tuple[int, int], channels: int) -> np.ndarray:
-    """What `accept` or the drawing board gave, from a browser that may have changed it -> uint8 [channels, *size]."""
+    """A data URL from `accept` or the drawing board, which the browser may have changed -> uint8 [channels, *size]."""
     if not isinstance(text, str) or not text:
         raise MspcapsError("there is no picture yet: pick, upload or draw one")
     if len(text) > MAX_TEXT_CHARS:
         raise MspcapsError(f"the picture has {len(text):,} characters as text, but the limit is {MAX_TEXT_CHARS:,}")
     if not text.startswith(PREFIX):
-        raise MspcapsError(f"the picture must be a PNG as text that begins with {PREFIX}")
+        raise MspcapsError(f"the picture must be a data URL that begins with {PREFIX}")
     try:
         data = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -52,9 +52,9 @@ def decode_picture(text: object, size: tuple[int, int], channels: int) -> np.nda
 
 @contextmanager
 def picture_file(data: bytes, max_bytes: int, max_pixels: int) -> Iterator[Path]:
-    """The bytes as a file for as long as the block lasts, after a look at its header.
+    """The bytes as a temporary file whose header has been checked.
 
-    Sentences of the block name "the picture", not our temporary file.
+    Errors raised inside the block say "the picture" instead of the temporary path.
     """
     if not data:
         raise MspcapsError("the picture is empty: it has no bytes")

@@ -1,4 +1,4 @@
-"""How fast it is: training, inference and attacks, always beside something else that is measured in the same run."""
+"""Speed and memory of training, inference and attacks, always next to a reference measured in the same run."""
 
 from mspcaps.bench import tables
 from mspcaps.bench.attack import bench_attack

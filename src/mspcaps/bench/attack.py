@@ -1,4 +1,4 @@
-"""`mspcaps bench attack`: seconds of a 10-step attack on test images of CIFAR-10, ours and foolbox's, in one run."""
+"""`mspcaps bench attack`: seconds of a 10-step attack on test images of CIFAR-10, ours and foolbox's."""
 
 import importlib.metadata
 import warnings
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import check_batch, new_result
+from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
 from mspcaps.bench.timing import Effort, TimedCall, significant, time_interleaved
 from mspcaps.data import load_dataset
 from mspcaps.errors import MspcapsError
@@ -39,24 +39,20 @@ class Attack(TimedCall):
         return [self.attack(x, y) for x, y in self.batches]
 
     def fooled(self, model: nn.Module) -> int:
-        found = zip(self(), self.batches, strict=True)
+        pairs = zip(self(), self.batches, strict=True)
         with torch.no_grad(), full_precision(self.batches[0][0].device):
-            return sum(int((model(images).argmax(1) != y).sum()) for images, (_, y) in found)
+            return sum(int((model(images).argmax(1) != y).sum()) for images, (_, y) in pairs)
 
 
 def bench_attack(
-    model: str = "mspcaps_t",
-    device: torch.device | None = None,
-    batch_size: int | None = None,
-    quick: bool = False,
-    log: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
-    """Measure, with the shipped weights of the model for CIFAR-10."""
-    device = device or torch.device("cpu")
+    model: str = "mspcaps_t", device: torch.device = CPU, batch_size: int | None = None, quick: bool = False,
+    log: Log = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """Attack the shipped weights of the model for CIFAR-10."""
     check_batch(batch_size)
     weights = f"{model}.{DATA}"
     if weights not in list_pretrained():
-        raise MspcapsError(f"an attack needs trained weights, and none of {model} for {DATA} are shipped")
+        raise MspcapsError(f"an attack needs trained weights, but none are shipped for {model} on {DATA}")
     size = batch_size or (2500 if device.type == "cuda" else 50)
     result = new_result("attack", model, device, quick, CONVENTIONS)
     trained = load_model(weights).to(device)
@@ -65,39 +61,39 @@ def bench_attack(
     x, y = (t[:count].to(device) for t in (data.images, data.labels))
     x = x.float() / 255
     result |= {"images": len(x), "batch_size": size, "steps": STEPS, "unavailable": {}}
-    works = {"ours": Attack(lambda x, y: bim(trained, x, y, EPS, steps=STEPS), x, y, size)}
+    attacks = {"ours": Attack(lambda x, y: bim(trained, x, y, EPS, steps=STEPS), x, y, size)}
     if device.type == "cuda" and not quick:
         compiled = load_model(weights).to(device).requires_grad_(False)
         compiled.compile(dynamic=False)
-        works["ours, compiled"] = Attack(lambda x, y: bim(compiled, x, y, EPS, steps=STEPS), x, y, size)
+        attacks["ours, compiled"] = Attack(lambda x, y: bim(compiled, x, y, EPS, steps=STEPS), x, y, size)
     try:
-        works["foolbox"] = Attack(foolbox_bim(trained, device), x, y, size)
+        attacks["foolbox"] = Attack(foolbox_bim(trained, device), x, y, size)
         result["environment"]["software"]["foolbox"] = importlib.metadata.version("foolbox")
     except MspcapsError as error:
         result["unavailable"]["foolbox"] = str(error)
-    for name in works:
+    for name in attacks:
         log(f"{STEPS} steps on {len(x):,} images, {name}")
     effort = Effort(repeats=2 if quick else 3 if device.type == "cpu" else 5, seconds=0.0, warmup=1)
-    timings = time_interleaved(works, device, effort)
+    timings = time_interleaved(attacks, device, effort)
     result["variants"] = {
         name: {
             "seconds": {key: significant(timing.to_dict()[key] / 1000) for key in ("median", "lowest", "highest")},
             "images_per_second": significant(1000 * len(x) / timing.median),
-            "fooled": works[name].fooled(trained),
+            "fooled": attacks[name].fooled(trained),
         }
         for name, timing in timings.items()
     }
-    if "foolbox" in works:
-        ours = min(timings[name].median for name in works if name != "foolbox")
+    if "foolbox" in attacks:
+        ours = min(timings[name].median for name in attacks if name != "foolbox")
         result["ratios"] = {"ours_vs_foolbox": round(timings["foolbox"].median / ours, 3)}
     return result
 
 
 def foolbox_bim(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Foolbox's own, with the same settings."""
+    """Foolbox's BIM with the same settings."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it imports from a place that SciPy has given up
+            warnings.simplefilter("ignore")  # it uses a deprecated import of SciPy
             import foolbox
     except ImportError as error:
         raise MspcapsError(

@@ -1,4 +1,4 @@
-"""`mspcaps bench families`: what every family costs to train and to run, each beside one reference in the same run."""
+"""`mspcaps bench families`: the cost of training and running every family, each next to one reference."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mspcaps.bench.infer import Forward, images
-from mspcaps.bench.result import check_batch, new_result
+from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
 from mspcaps.bench.timing import Effort, Timed, Timing, measure_peak, significant, time_interleaved
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.data import ImageSet
@@ -16,7 +16,6 @@ from mspcaps.errors import MspcapsError, first_line
 from mspcaps.models import check_name, list_models, summarize
 from mspcaps.training.device import choose_engine
 
-Log = Callable[[str], None]
 CONVENTIONS = {
     "data": "synthetic: random images of CIFAR-10's shape and count, for training augmented as CIFAR-10 is",
     "model": "each family with its default options and without a decoder, trained by the paper's recipe",
@@ -30,23 +29,17 @@ CONVENTIONS = {
 
 
 def list_families() -> list[str]:
-    """Registered models, less the variants of one: those whose name begins with another's, such as mspcaps_t_dr."""
+    """Registered models without variants, whose name begins with that of another model, such as mspcaps_t_dr."""
     names = list_models()
     return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
 
 
 def bench_families(
-    reference: str = "mspcaps_t",
-    device: torch.device | None = None,
-    batch_size: int | None = None,
-    models: Sequence[str] = (),
-    quick: bool = False,
-    log: Log = lambda line: None,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
-) -> dict[str, Any]:
-    """Measure all families, or the `models` named; one that does not fit into memory or compile is told as failed.
-    Compiling them all takes minutes: `save` gets what there is after every family."""
-    device = device or torch.device("cpu")
+    reference: str = "mspcaps_t", device: torch.device = CPU, batch_size: int | None = None, models: Sequence[str] = (),
+    quick: bool = False, log: Log = silent, save: Callable[[dict[str, Any]], object] = lambda result: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure all families, or only `models`; one that does not compile or fit into memory is reported as failed.
+    Compiling them all takes minutes, so `save` receives the result after every family."""
     on_gpu = device.type == "cuda"
     batch_size = batch_size if batch_size is not None else PAPER.batch_size if on_gpu else 16
     check_batch(batch_size, training=True)
@@ -63,7 +56,7 @@ def bench_families(
         log(f"measuring {name}")
         try:
             result["families"][name] = pair.measure(name)
-        except (MspcapsError, RuntimeError) as error:  # out of memory, or what the compiler or a graph does not take
+        except (MspcapsError, RuntimeError) as error:  # out of memory, or refused by the compiler or a graph
             if name == reference:
                 raise
             result["failed"][name] = first_line(error)
@@ -73,12 +66,12 @@ def bench_families(
 
 
 class Pair:
-    """The reference, which stays, and one family after the other beside it."""
+    """The reference, and one family after another next to it."""
 
     def __init__(self, reference: str, task: Task, device: torch.device, quick: bool) -> None:
         self.reference, self.task, self.device = reference, task, device
         on_gpu = device.type == "cuda" and not quick
-        # A CPU would compile a dozen networks for longer than it measures them.
+        # On a CPU, compiling a dozen networks would take longer than measuring them.
         self.engine = choose_engine(None if on_gpu else "eager", device)
         self.form = "captured" if on_gpu else "channels_last"
         self.inference_batch = 1024 if on_gpu else task.batch_size
@@ -89,7 +82,7 @@ class Pair:
 
     def train(self, name: str) -> EngineRun:
         run = EngineRun(self.task.model(name), self.data, self.task, self.engine)
-        run.run(2)  # the allocator still learns from the first
+        run.run(2)  # the allocator needs a first step to warm up
         return run
 
     def infer(self, name: str) -> Forward:
@@ -100,21 +93,21 @@ class Pair:
     def measure(self, name: str) -> dict[str, Any]:
         """The figures of one family."""
         cost = summarize(name, self.task.num_classes, CIFAR10.channels, self.task.img_size)
-        gc.collect()  # the family before: together they would fill a GPU, and models and optimizers hold each other
+        gc.collect()  # models and optimizers refer to each other, and with the last family the GPU might be full
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         step, memory = measure_peak(partial(self.train, name), self.device)
-        precision, trained = step.precision, self.beside(self.step, step)
+        precision, step_times = step.precision, self.compare(self.step, step)
         del step
-        ran = self.beside(self.forward, self.infer(name))
-        train: dict[str, Any] = {"form": self.engine, "precision": precision, "ms_per_step": trained[1].to_dict()}
-        train |= rates(trained, self.task.batch_size) | ({} if memory is None else {"peak_memory_bytes": memory})
+        forward_times = self.compare(self.forward, self.infer(name))
+        train: dict[str, Any] = {"form": self.engine, "precision": precision, "ms_per_step": step_times[1].to_dict()}
+        train |= rates(step_times, self.task.batch_size) | ({} if memory is None else {"peak_memory_bytes": memory})
         return {
             "params": cost.params, "macs": cost.macs, "memory_bytes_per_image": cost.memory_bytes_per_image,
-            "train": train, "infer": {"form": self.form, **rates(ran, self.inference_batch)},
+            "train": train, "infer": {"form": self.form, **rates(forward_times, self.inference_batch)},
         }  # fmt: skip
 
-    def beside(self, reference: Timed, other: Timed) -> tuple[Timing, Timing]:
+    def compare(self, reference: Timed, other: Timed) -> tuple[Timing, Timing]:
         timings = time_interleaved({"reference": reference, "other": other}, self.device, self.effort)
         return timings["reference"], timings["other"]
 

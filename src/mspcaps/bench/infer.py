@@ -1,4 +1,4 @@
-"""`mspcaps bench infer`: latency of one image and best throughput, ours and a ResNet, in every form that works."""
+"""`mspcaps bench infer`: latency of one image and best throughput, ours and a ResNet's, in every form that works."""
 
 import importlib.metadata
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import check_batch, new_result, yardstick
+from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent, yardstick
 from mspcaps.bench.timing import Effort, TimedCall, quantile, significant, time_interleaved, timed
 from mspcaps.bench.variants import CIFAR10, Task
 from mspcaps.errors import MspcapsError, first_line
@@ -34,7 +34,7 @@ CONVENTIONS = {
 
 
 class Forward(TimedCall):
-    """One model in one form: evaluation mode, inference mode, the precision that the device works in."""
+    """One model in one form: eval mode, inference mode, the precision that suits the device."""
 
     def __init__(self, model: nn.Module, form: str, device: torch.device) -> None:
         self.model, self.form, self.device = model.to(device).eval(), form, device
@@ -43,13 +43,13 @@ class Forward(TimedCall):
         if form != "eager":
             use_channels_last(self.model)
         if form in ("compiled", "captured"):
-            torch._dynamo.config.recompile_limit = 256  # one for each batch, form and model
+            torch._dynamo.config.recompile_limit = 256  # one per batch size, form and model
             self.function = torch.compile(self.model, fullgraph=True, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.x = self.y = torch.empty(0)
 
     def prepare(self, x: Tensor) -> None:
-        """Take this batch from now on; compiles and captures."""
+        """Use this batch from now on; compiles and captures."""
         layout = torch.contiguous_format if self.form == "eager" else torch.channels_last
         self.batch = x.to(self.device).contiguous(memory_format=layout)
         self.x = self.batch.clone()
@@ -74,14 +74,14 @@ class Forward(TimedCall):
 
 
 class OnnxForward(TimedCall):
-    """A file that `mspcaps export` writes, or its content, in onnxruntime on the CPU."""
+    """A file written by `mspcaps export`, or its content, in onnxruntime on the CPU."""
 
     def __init__(self, file: Path | bytes) -> None:
         self.session = open_session(file, torch.get_num_threads())
         self.batch: dict[str, Any] = {}
 
     def prepare(self, x: Tensor) -> None:
-        """Take this batch from now on."""
+        """Use this batch from now on."""
         self.batch = {INPUT: x.numpy()}
         self.run(3)
 
@@ -89,18 +89,14 @@ class OnnxForward(TimedCall):
         return torch.from_numpy(self.session.run(None, self.batch)[0])
 
 
-Works = dict[tuple[str, str], Forward | OnnxForward]  # (who, form) -> what runs here
+Forwards = dict[tuple[str, str], Forward | OnnxForward]  # by who ("ours" or "resnet") and form
 
 
 def bench_infer(
-    model: str = "mspcaps_t",
-    device: torch.device | None = None,
-    batch_size: int | None = None,
-    quick: bool = False,
-    log: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
-    """Measure; `batch_size` is the largest batch that throughput is tried with."""
-    device = device or torch.device("cpu")
+    model: str = "mspcaps_t", device: torch.device = CPU, batch_size: int | None = None, quick: bool = False,
+    log: Log = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """`batch_size` is the largest batch that throughput is tried with."""
     check_batch(batch_size)
     largest = batch_size or (4096 if device.type == "cuda" else 128)
     batches = [*[b for b in (8, 32, 128, 512, 1024, 2048) if b < largest][-1 if quick else -2 :], largest]
@@ -109,38 +105,36 @@ def bench_infer(
     names = {"ours": model, "resnet": yardstick(model)}
     result = new_result("infer", model, device, quick, CONVENTIONS)
     result["precision"] = "fp32" if working_precision(device) is None else "bf16"
-    works, fails = prepare(names, device, quick, log)
-    if ("ours", "onnxruntime") in works:
+    forwards, failures = prepare(names, device, quick, log)
+    if ("ours", "onnxruntime") in forwards:
         result["environment"]["software"]["onnxruntime"] = importlib.metadata.version("onnxruntime")
     log("latency of one image")
-    latency = latencies(works, device, calls=5 if quick else 300)
+    latency = latencies(forwards, device, calls=5 if quick else 300)
     rows: dict[tuple[str, str], dict[str, Any]] = {
-        key: {"form": key[1], "latency_ms": latency[key], "throughput": []} for key in works
+        key: {"form": key[1], "latency_ms": latency[key], "throughput": []} for key in forwards
     }
     for batch in batches:
         log(f"throughput at batch {batch}")
-        for forward in works.values():
+        for forward in forwards.values():
             forward.prepare(images(batch))
-        for key, timing in time_interleaved(works, device, Effort.for_device(device, quick).shortened()).items():
+        for key, timing in time_interleaved(forwards, device, Effort.for_device(device, quick).shortened()).items():
             # the longest time is the lowest rate
             times = {"median": timing.median, "lowest": max(timing.samples), "highest": min(timing.samples)}
             rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
             rows[key]["throughput"].append({"batch": batch, "images_per_second": rate})
     result["variants"] = {who: summary(who, names[who], rows) for who in names}
-    result["unavailable"] = fails
+    result["unavailable"] = failures
     result["ratios"] = ratios(result["variants"])
     return result
 
 
-def prepare(
-    names: dict[str, str], device: torch.device, quick: bool, log: Callable[[str], None]
-) -> tuple[Works, dict[str, str]]:
-    """-> what runs here, and which forms do not, with the reason."""
-    works: Works = {}
+def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) -> tuple[Forwards, dict[str, str]]:
+    """-> what runs here, and the forms that do not, with the reason."""
+    forwards: Forwards = {}
     elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
     forms = [form for form in FORMS if form != elsewhere]
-    fails = dict.fromkeys(forms[2:] if quick else (), "skipped in a quick run")
-    for form in forms[: len(forms) - len(fails)]:
+    failures = dict.fromkeys(forms[2:] if quick else (), "skipped in a quick run")
+    for form in forms[: len(forms) - len(failures)]:
         for who, name in names.items():
             log(f"preparing {name}, {form}")
             model = Task().model(name)
@@ -151,15 +145,15 @@ def prepare(
                     forward = Forward(model, form, device)
                 forward.prepare(images(1))
             except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
-                fails[form] = str(error)
+                failures[form] = str(error)
                 break
-            except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
-                fails[form] = first_line(error.inner_exception)
+            except torch._dynamo.exc.BackendCompilerFailed as error:  # without a C++ compiler, for example
+                failures[form] = first_line(error.inner_exception)
                 break
-            works[who, form] = forward
-        if form in fails:  # one without the other is no comparison
-            works.pop(("ours", form), None)
-    return works, fails
+            forwards[who, form] = forward
+        if form in failures:  # one model alone is no comparison
+            forwards.pop(("ours", form), None)
+    return forwards, failures
 
 
 def images(count: int) -> Tensor:
@@ -167,13 +161,13 @@ def images(count: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
-def latencies(works: Works, device: torch.device, calls: int) -> dict[tuple[str, str], dict[str, Any]]:
-    """Milliseconds of one image: every variant in turn, a few calls at a time so that its caches are warm."""
-    samples: dict[tuple[str, str], list[float]] = {key: [] for key in works}
+def latencies(forwards: Forwards, device: torch.device, calls: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """Milliseconds for one image: every variant in turn, a few calls at a time so that its caches are warm."""
+    samples: dict[tuple[str, str], list[float]] = {key: [] for key in forwards}
     burst = 10
     for _ in range(-(-calls // burst)):
-        for key, forward in works.items():
-            forward.run(1)  # the others' weights lie in the caches
+        for key, forward in forwards.items():
+            forward.run(1)  # refills the caches, which hold the weights of the previous variant
             samples[key] += [1000 * timed(lambda: forward.run(1), device)[0] for _ in range(burst)]  # noqa: B023
     shares = {"median": 0.5, "p95": 0.95}
     return {
@@ -184,14 +178,14 @@ def latencies(works: Works, device: torch.device, calls: int) -> dict[tuple[str,
 
 def summary(who: str, name: str, rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     """All forms of one model, and the best of them."""
-    mine = [row for (other, _), row in rows.items() if other == who]
-    fastest = min(mine, key=lambda row: row["latency_ms"]["median"])
-    rates = [(point["images_per_second"]["median"], row, point) for row in mine for point in row["throughput"]]
+    forms = [row for (other, _), row in rows.items() if other == who]
+    fastest = min(forms, key=lambda row: row["latency_ms"]["median"])
+    rates = [(point["images_per_second"]["median"], row, point) for row in forms for point in row["throughput"]]
     rate, row, point = max(rates, key=lambda item: item[0])
     return {
         "model": name,
         "params": summarize(name).params,
-        "forms": mine,
+        "forms": forms,
         "best_latency": {"form": fastest["form"], **fastest["latency_ms"]},
         "best_throughput": {"form": row["form"], "batch": point["batch"], "images_per_second": rate},
     }

@@ -1,15 +1,14 @@
-"""Training at larger image sizes on a CPU: what it costs in time and memory that freed memory stays with the process
-(`training.device.keep_freed_memory`), beside the same steps without; and how soon a run that cannot fit is refused.
+"""`mspcaps bench memory`: training at larger image sizes on a CPU, with freed memory kept by the process
+(`training.device.keep_freed_memory`) and given back to the system; and how soon a run that cannot fit is refused.
 
-What the C library does with freed memory is settled once for a process, so every measurement has a process of its own,
-in turn with and without. Processor time is counted, not the clock: others on the machine disturb that less.
+The C library decides once per process what to do with freed memory, so every measurement runs in its own process,
+alternating between the two. It counts processor time, which other programs disturb less than elapsed time.
 """
 
 import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +16,13 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import check_batch, new_result
+from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
 from mspcaps.bench.timing import significant
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
 from mspcaps.training.device import free_bytes, keep_freed_memory
 from mspcaps.training.memory import check_memory, training_need
 
-Log = Callable[[str], None]
 SIZES, BATCH, STEPS, ROUNDS = (32, 96, 224), 8, 2, 3
 TOO_LARGE = (("mspcaps_l", 224), ("mspcaps_t", 512))
 CONVENTIONS = {
@@ -37,28 +35,25 @@ CONVENTIONS = {
 
 
 def bench_memory(
-    model: str = "mspcaps_t",
-    device: torch.device | None = None,
-    batch_size: int | None = None,
-    quick: bool = False,
-    log: Log = lambda line: None,
-) -> dict[str, Any]:
+    model: str = "mspcaps_t", device: torch.device = CPU, batch_size: int | None = None, quick: bool = False,
+    log: Log = silent,
+) -> dict[str, Any]:  # fmt: skip
     """Measure steps at every size, and the refusals."""
-    device, batch = device or torch.device("cpu"), BATCH if batch_size is None else batch_size
+    batch = BATCH if batch_size is None else batch_size
     if device.type != "cpu" or not sys.platform.startswith("linux"):
-        raise MspcapsError("the memory benchmark is about a CPU with Linux: use --device cpu there")
+        raise MspcapsError("the memory benchmark needs Linux and a CPU: use --device cpu on a Linux machine")
     check_batch(batch, training=True)
     result = new_result("memory", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[])
     for side in (32, 48) if quick else SIZES:
         check_memory(replace(PAPER, model=model, batch_size=batch), device, 10, 3, (side, side), 0)
-        found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        costs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
         for turn in range(1 if quick else ROUNDS):
-            for kept, measured in found.items():
+            for kept in costs:
                 log(f"{side} pixels, {'kept' if kept else 'given back'}, turn {turn + 1}")
-                measured.append(in_new_process(model, side, batch, 1 if quick else STEPS, kept))
-        row = {("kept" if kept else "given_back"): medians(measured) for kept, measured in found.items()}
+                costs[kept].append(in_new_process(model, side, batch, 1 if quick else STEPS, kept))
+        row = {("kept" if kept else "given_back"): medians(measurements) for kept, measurements in costs.items()}
         result["sizes"].append({"img_size": side, **row})
-    training_need(PAPER, device, {"num_classes": 2, "in_chans": 3, "img_size": 32})  # PyTorch loads more modules for it
+    training_need(PAPER, device, {"num_classes": 2, "in_chans": 3, "img_size": 32})  # loads more modules of PyTorch
     result["refused"] = [time_refusal(name, side, device) for name, side in TOO_LARGE]
     return result
 
@@ -69,7 +64,7 @@ def in_new_process(*args: Any) -> dict[str, float]:
 
 
 def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> dict[str, float]:
-    """In a process of its own: the cost of steps after a first one, which sets everything up."""
+    """The cost of steps after a first one, which sets everything up; runs in its own process."""
     torch.set_num_threads(1)
     if kept:
         keep_freed_memory()
@@ -89,25 +84,25 @@ def measure_steps(model: str, side: int, batch: int, steps: int, kept: bool) -> 
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Of this process so far: user and system."""
-    import resource  # Windows has none, and imports this file, too
+    """User and system time of this process so far."""
+    import resource  # missing on Windows, where this file must still be importable
 
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime, used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
 
 
 def resident_bytes(name: str) -> int:
-    """VmRSS: now; VmHWM: at most so far. What `resource` tells includes the process that started this one."""
+    """VmRSS: now; VmHWM: the peak. The peak that `resource` reports includes the parent process."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])
 
 
-def medians(measured: list[dict[str, float]]) -> dict[str, float]:
-    return {key: significant(statistics.median(one[key] for one in measured)) for key in measured[0]}
+def medians(costs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: significant(statistics.median(cost[key] for cost in costs)) for key in costs[0]}
 
 
 def time_refusal(model: str, side: int, device: torch.device) -> dict[str, Any]:
-    """Whether the paper's recipe with this model fits at this size, what the answer was and how soon it came."""
+    """Ask whether the paper's recipe fits with this model at this size -> the answer, and how long it took"""
     recipe, classes, chans = replace(PAPER, model=model), len(CIFAR10.classes), CIFAR10.channels
     began, sentence = time.process_time(), ""
     try:

@@ -1,4 +1,4 @@
-"""Several runs on one GPU against one alone: in bare steps, and as `mspcaps sweep` trains them, with evaluations."""
+"""Several concurrent runs on one GPU against a single one: in bare steps, and in a sweep, with evaluations."""
 
 import threading
 import time
@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from mspcaps.bench.result import Log
 from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
 from mspcaps.training.job import own_stream, share_of_device
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.sweep import run_sweep
-from mspcaps.training.trainer import Log, Trainer
+from mspcaps.training.trainer import Trainer
 
-EPOCHS = 25  # of the runs of a sweep
-MAX_COMPILE_SECONDS = 600.0  # of all runs together
+EPOCHS = 25  # of each run of the sweep
+MAX_COMPILE_SECONDS = 600.0  # for all runs together
 
 
 class PackedRuns(Timed):
-    """Runs side by side as in a sweep: a thread and a stream each. A step is one step of every run."""
+    """Concurrent runs as in a sweep, each with its own thread and stream. A step is one step of every run."""
 
     def __init__(self, runs: list[EngineRun]) -> None:
         self.runs, self.pool = runs, ThreadPoolExecutor(len(runs))
@@ -48,8 +49,8 @@ def run_on_stream(run: EngineRun, steps: int) -> int:
 def pack(
     model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, log: Log
 ) -> dict[str, Any]:
-    """`count` runs side by side against one alone: how much more gets done in the same time."""
-    log(f"timing {count} runs side by side")
+    """The throughput of `count` concurrent runs, relative to a single run."""
+    log(f"timing {count} concurrent runs")
     data = task.data().to(device)
     runs = [EngineRun(task.model(model, seed), data, task, seed=seed) for seed in range(count)]
     together = PackedRuns(runs)
@@ -62,13 +63,13 @@ def pack(
         "throughput_ratio": round(count * times["alone"].median / times["together"].median, 3),
     }
     if count * share_of_device(replace(PAPER, model=model, img_size=task.img_size), device) > 1 or quick:
-        return result  # a sweep would not run so many at a time
+        return result  # a sweep would run fewer at a time
     log(f"timing a sweep of {count} runs")
     return result | {"sweep": pack_sweep(model, task, device, count)}
 
 
 def pack_sweep(model: str, task: Task, device: torch.device, count: int, epochs: int = EPOCHS) -> dict[str, Any]:
-    """The same by `run_sweep`, with evaluations."""
+    """The same with `run_sweep`, including evaluations."""
     with TemporaryDirectory() as folder:
         data = Path(folder, "synthetic.npz")
         train, test = task.data(), replace(task, images=min(task.images, CIFAR10.test)).data()
@@ -87,19 +88,19 @@ def pack_sweep(model: str, task: Task, device: torch.device, count: int, epochs:
 
 
 def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path) -> float:
-    """Of all runs together, while all of them train: after their first epoch they wait for each other."""
+    """The rate of all runs together while all of them train: after the first epoch they wait for each other."""
     ends: dict[int, list[float]] = defaultdict(list)
     start = threading.Barrier(len(recipes), timeout=MAX_COMPILE_SECONDS)
 
     def note(trainer: Trainer) -> None:
         if trainer.steps_done == 0:
-            if trainer.epoch == 1:  # some are still being compiled
+            if trainer.epoch == 1:  # others may still be compiling
                 start.wait()
             ends[trainer.recipe.seed].append(time.perf_counter())
 
     outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=lambda line: None, listener=note)
     if failed := [outcome for outcome in outcomes if outcome.state != "done"]:
-        raise MspcapsError(f"a run that was to be timed did not finish: {failed[0].detail}")
+        raise MspcapsError(f"a timed run did not finish: {failed[0].detail}")
     begin, end = max(times[0] for times in ends.values()), min(times[-1] for times in ends.values())
     rate = 0.0
     for times in ends.values():

@@ -1,24 +1,22 @@
-"""`mspcaps bench pixels`: what a training step costs per pixel as images grow, beside the smallest size in one run.
+"""`mspcaps bench pixels`: the cost of a training step per pixel as images grow, relative to the smallest size.
 
-Every step has about the same number of pixels, so that only the size of the images differs.
+Every step has about the same number of pixels, so that only the image size differs.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from mspcaps.bench.result import check_batch, new_result
+from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
 from mspcaps.bench.timing import Effort, measure_peak, significant, time_interleaved
 from mspcaps.bench.variants import PAPER, EngineRun, Task
 from mspcaps.bench.votes import META, peak_bytes
 from mspcaps.errors import MspcapsError
 from mspcaps.training.memory import check_memory
 
-Log = Callable[[str], None]
-SIZES, BATCH = (64, 96, 224, 512), 2  # of the largest images in a step
+SIZES, BATCH = (64, 96, 224, 512), 2  # the batch is that of the largest size
 CONVENTIONS = {
     "data": "synthetic: random uint8 images, augmented as CIFAR-10's are",
     "ns_per_pixel": "median time of a training step over the pixels in it; the blocks of all sizes are interleaved",
@@ -29,19 +27,16 @@ CONVENTIONS = {
 
 
 def bench_pixels(
-    model: str = "lacaps_t",
-    device: torch.device | None = None,
-    batch_size: int | None = None,
-    quick: bool = False,
-    log: Log = lambda line: None,
-) -> dict[str, Any]:
-    """Measure; `batch_size` is that of the largest images, and of smaller ones a step has as many pixels."""
-    device, batch = device or torch.device("cpu"), BATCH if batch_size is None else batch_size
+    model: str = "lacaps_t", device: torch.device = CPU, batch_size: int | None = None, quick: bool = False,
+    log: Log = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """`batch_size` is that of the largest images; steps of smaller images have as many pixels."""
+    batch = BATCH if batch_size is None else batch_size
     check_batch(batch, training=True)
     sizes = (32, 48) if quick else SIZES
     result = new_result("pixels", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[], refused={})
     tasks = {side: Task(round(batch * (sizes[-1] / side) ** 2), side) for side in sizes}
-    runs, held = {}, {}
+    runs, memory = {}, {}
     for side, task in tasks.items():
         log(f"preparing {task.batch_size} images of {side} pixels")
         try:
@@ -51,21 +46,21 @@ def bench_pixels(
             continue
         task = replace(task, images=2 * task.batch_size)
         start = partial(EngineRun, task.model(model), task.data().to(device), task)
-        runs[side], measured = measure_peak(start, device)
-        held[side] = count_bytes(model, task) if measured is None else measured
+        runs[side], peak = measure_peak(start, device)
+        memory[side] = count_bytes(model, task) if peak is None else peak
     log("timing them alternately")
     timings = time_interleaved(runs, device, Effort.for_device(device, quick).shortened()) if runs else {}
     costs = [
-        (side, 1e6 * timing.median / pixels(tasks[side]), held[side] / pixels(tasks[side]))
+        (side, 1e6 * timing.median / pixels(tasks[side]), memory[side] / pixels(tasks[side]))
         for side, timing in timings.items()
     ]
     result["sizes"] = [
         {
-            "img_size": side, "batch_size": tasks[side].batch_size, "ns_per_pixel": significant(time),
-            "bytes_per_pixel": significant(memory), "relative_time": round(time / costs[0][1], 3),
-            "relative_memory": round(memory / costs[0][2], 3),
+            "img_size": side, "batch_size": tasks[side].batch_size, "ns_per_pixel": significant(nanoseconds),
+            "bytes_per_pixel": significant(size), "relative_time": round(nanoseconds / costs[0][1], 3),
+            "relative_memory": round(size / costs[0][2], 3),
         }
-        for side, time, memory in costs
+        for side, nanoseconds, size in costs
     ]  # fmt: skip
     return result
 

@@ -1,8 +1,9 @@
-"""What every benchmark says besides its figures, and where the file goes."""
+"""What every benchmark records besides its figures, and where the file goes."""
 
 import datetime
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,23 @@ from mspcaps.files import write_json
 from mspcaps.models import list_models, summarize
 from mspcaps.training import ledger
 
+Log = Callable[[str], None]
+CPU = torch.device("cpu")
+
+
+def silent(line: str) -> None:
+    """The default log of every benchmark."""
+
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where and with what it was measured. `busy`: others were computing here when it began."""
+    """Machine and software. `busy` means that other programs were computing when it began."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return {
         "device": ledger.device_name(device),
         "threads": torch.get_num_threads(),
         "processors": os.cpu_count(),
         "load_before": round(load, 2),
-        "busy": load > max(0.5, 0.25 * (os.cpu_count() or 1)),  # of many cores some may work
+        "busy": load > max(0.5, 0.25 * (os.cpu_count() or 1)),  # some of many cores may be in use
         "software": ledger.software(),
         "commit": ledger.git_commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -32,7 +40,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 def new_result(
     what: str, model: str, device: torch.device, quick: bool, conventions: dict[str, str], **more: Any
 ) -> dict[str, Any]:
-    """How every result begins. Call it before the machine is busy with us."""
+    """The beginning of every result. Call it before measuring starts, which loads the machine."""
     facts = {"environment": environment(device), "conventions": conventions}
     return {"what": what, "model": model, "quick": quick, **facts, **more}
 
@@ -45,7 +53,7 @@ def check_batch(size: int | None, training: bool = False) -> None:
 
 
 def write_result(results: Path, result: dict[str, Any]) -> Path:
-    """results/bench/<what>-<model>-<device>-torch<version>.json; a quick one, which is no measurement, says so."""
+    """results/bench/<what>-<model>-<device>-torch<version>[-quick].json"""
     device = slug(result["environment"]["device"])
     version = result["environment"]["software"]["torch"].split("+")[0]
     quick = "-quick" if result["quick"] else ""
@@ -60,7 +68,7 @@ def slug(text: str) -> str:
 
 
 def yardstick(model: str) -> str:
-    """The ResNet whose parameter count is nearest: resnet20 for T, resnet18 for L."""
+    """The ResNet with the nearest parameter count: resnet20 for T, resnet18 for L."""
     params = summarize(model).params
 
     def factor(name: str) -> float:

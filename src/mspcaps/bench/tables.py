@@ -1,4 +1,4 @@
-"""The figures of a benchmark as rows of text: what the command prints and docs/speed.md shows."""
+"""The figures of a benchmark as rows of text, which the command prints and docs/speed.md shows."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def result_tables(result: dict[str, Any]) -> tuple[list[Table], list[str]]:
 
 
 def training_tables(result: dict[str, Any]) -> list[Table]:
-    """Head and rows of each table: the comparison, how cost grows, the packed runs."""
+    """The comparison, the growth of cost, the concurrent runs, the group of processes."""
     head = (
         "training", "ms per step", "range", "images/s", "300 epochs*", "TFLOP/s", "of matmul", "kernels", "memory",
     )  # fmt: skip
@@ -36,15 +36,15 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
             "-" if memory is None else format_bytes(memory),
         ))  # fmt: skip
     tables: list[Table] = [(head, rows)]
-    grown: Rows = []
+    costs: Rows = []
     for axis, points in result.get("scaling", {}).items():
         first = points[0]["ms_per_step"]["median"]
         for point in points:
             ms = point["ms_per_step"]["median"]
             what = f"{axis.replace('_', ' ')} {point[axis]}"
-            grown.append((what, number(ms), f"{ms / first:.2f} x", f"{point['images_per_second']:,.0f}"))
-    if grown:
-        tables.append((("cost of our engine", "ms per step", "relative", "images/s"), grown))
+            costs.append((what, number(ms), f"{ms / first:.2f} x", f"{point['images_per_second']:,.0f}"))
+    if costs:
+        tables.append((("cost of our engine", "ms per step", "relative", "images/s"), costs))
     if packed := result.get("packed"):
         alone, of_all = (packed[f"ms_per_step_{which}"]["median"] for which in ("alone", "of_all"))
         rows = [("a bare step", f"{number(alone)} ms", f"{number(of_all)} ms", f"{packed['throughput_ratio']:.2f} x")]
@@ -60,7 +60,7 @@ def training_tables(result: dict[str, Any]) -> list[Table]:
 
 
 def group_table(group: dict[str, Any]) -> Table:
-    """What the messages of several processes cost, sent by one to itself."""
+    """The cost of communication between processes, with a single process."""
     names = {"alone": "no group", "grouped": "a group of one", "synchronised": "and BatchNorm synchronised"}
     times = {words: group[f"ms_per_step_{name}"]["median"] for name, words in names.items()}
     rows: Rows = [(words, number(ms), f"{ms / times['no group']:.3f} x") for words, ms in times.items()]
@@ -68,12 +68,12 @@ def group_table(group: dict[str, Any]) -> Table:
 
 
 def engine_of(variant: dict[str, Any]) -> str:
-    """By its name of today, which older results do not have."""
+    """Its current name; older results have other names."""
     return {"compiled": "compile", "captured": "cudagraph"}.get(variant["form"], variant["form"])
 
 
-def grown_eager(result: dict[str, Any]) -> bool:
-    """Compiling for every size would take longer than measuring."""
+def scaled_eagerly(result: dict[str, Any]) -> bool:
+    """Whether other sizes were measured with the eager engine, since compiling for each would take too long."""
     return "scaling" in result and engine_of(result["variants"]["ours"]) == "compile"
 
 
@@ -89,7 +89,7 @@ def training_notes(result: dict[str, Any]) -> list[str]:
         f"“Of matmul”: relative to a {matmul['precision']} matrix product of {n} x {n}, which reaches "
         f"{number(matmul['tflops'])} TFLOP/s.",
         "* Derived from the time per step, without evaluation.",
-        *(["The cost of our engine at other sizes was measured with the eager engine."] if grown_eager(result) else []),
+        *(["Costs at other sizes were measured with the eager engine."] if scaled_eagerly(result) else []),
         *busy_note(environment),
     ]
 
@@ -182,7 +182,7 @@ def attack_notes(result: dict[str, Any]) -> list[str]:
 
 
 def memory_tables(result: dict[str, Any]) -> list[Table]:
-    """Steps with freed memory given back and kept, and what is refused."""
+    """Steps with freed memory given back and kept, and the runs that are refused."""
     head = ("image size", "freed memory", "ms per image", "of it in the kernel", "images/s", "peak memory")
     rows: Rows = []
     for size in result["sizes"]:
@@ -196,10 +196,10 @@ def memory_tables(result: dict[str, Any]) -> list[Table]:
             ))  # fmt: skip
     refused: Rows = [
         (
-            f"{one['model']} at {one['img_size']} pixels", format_bytes(one["needed_bytes"]),
-            format_bytes(one["free_bytes"]), "refused" if one["answer"] else "fits", f"{one['seconds']:.2f} s",
+            f"{run['model']} at {run['img_size']} pixels", format_bytes(run["needed_bytes"]),
+            format_bytes(run["free_bytes"]), "refused" if run["answer"] else "fits", f"{run['seconds']:.2f} s",
         )
-        for one in result["refused"]
+        for run in result["refused"]
     ]  # fmt: skip
     return [(head, rows), (("run by the paper's recipe", "needs", "free", "answer", "after"), refused)]
 
@@ -210,7 +210,7 @@ def memory_notes(result: dict[str, Any]) -> list[str]:
         f"by {number(size['given_back']['ms_per_image'] / size['kept']['ms_per_image'])} at {size['img_size']} pixels"
         for size in result["sizes"]
     ]
-    answers = [f"The answer: “{one['answer']}”." for one in result["refused"] if one["answer"]]
+    answers = [f"The answer: “{run['answer']}”." for run in result["refused"] if run["answer"]]
     return [
         "Giving freed memory back to the system, which `mspcaps train` does not do on a CPU, multiplies the time of a "
         f"step: {', '.join(factors)}.",
@@ -223,14 +223,14 @@ def memory_notes(result: dict[str, Any]) -> list[str]:
 
 
 def pixel_tables(result: dict[str, Any]) -> list[Table]:
-    """Cost per pixel at every size; a size that does not fit into memory has none."""
+    """Cost per pixel at every size; dashes for a size that does not fit into memory."""
     head = ("image size", "batch size", "ns per pixel", "relative", "bytes per pixel", "relative")
     rows: Rows = [
         (
-            f"{one['img_size']}", f"{one['batch_size']}", number(one["ns_per_pixel"]), f"{one['relative_time']:.2f} x",
-            number(one["bytes_per_pixel"]), f"{one['relative_memory']:.2f} x",
+            f"{cost['img_size']}", f"{cost['batch_size']}", number(cost["ns_per_pixel"]),
+            f"{cost['relative_time']:.2f} x", number(cost["bytes_per_pixel"]), f"{cost['relative_memory']:.2f} x",
         )
-        for one in result["sizes"]
+        for cost in result["sizes"]
     ]  # fmt: skip
     return [(head, [*rows, *((side, "-", "-", "-", "-", "-") for side in result["refused"])])]
 
@@ -246,7 +246,7 @@ def pixel_notes(result: dict[str, Any]) -> list[str]:
 
 
 def busy_note(environment: dict[str, Any]) -> list[str]:
-    """On a busy machine not even the ratios hold."""
+    """On a busy machine not even ratios are reliable."""
     load = environment["load_before"]
     return [f"The machine was busy (load {load}): measure again when it is idle."] if environment["busy"] else []
 

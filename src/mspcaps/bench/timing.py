@@ -1,8 +1,8 @@
-"""Timing so that comparisons hold: everything warmed up, repeats interleaved, the device waited for.
+"""Timing for fair comparisons: variants are warmed up, repeats interleaved, the device synchronised.
 
-What is compared runs in turn, a block of each, again and again: a machine that slows down slows them all alike, and
-the median over the blocks leaves out what hits one of them. It does not make up for a busy CPU: threads that wait for
-each other suffer from that according to how often they do.
+Variants run in turn, a block of each, again and again: if the machine slows down, all of them slow down alike, and the
+median over the blocks ignores what hits a single block. This does not make up for a busy CPU, which slows a variant
+according to how often its threads wait for each other.
 """
 
 import math
@@ -22,15 +22,15 @@ class Timed(ABC):
     """Something that takes steps."""
 
     def settle(self) -> None:  # noqa: B027 - most have nothing to settle
-        """Before every block, untimed: use up what was prepared while others ran."""
+        """Called untimed before every block: use up anything prefetched while other variants ran."""
 
     @abstractmethod
     def run(self, steps: int) -> int:
-        """Take at least so many steps; returns how many."""
+        """Take at least this many steps -> how many it took"""
 
 
 class TimedCall(Timed):
-    """A call is a step."""
+    """Each call is a step."""
 
     @abstractmethod
     def __call__(self) -> object: ...
@@ -42,7 +42,7 @@ class TimedCall(Timed):
 
 
 T = TypeVar("T")
-K = TypeVar("K")  # what tells variants apart
+K = TypeVar("K")  # key of a variant
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Effort:
         return cls() if device.type == "cuda" else cls(repeats=7, seconds=2.0)
 
     def shortened(self) -> "Effort":
-        """For what is measured at many points."""
+        """For measurements at many points."""
         return replace(self, repeats=min(5, self.repeats), seconds=self.seconds / 4)
 
 
@@ -91,7 +91,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def timed(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
-    """-> seconds, and what the work returned."""
+    """-> seconds, and the number of steps that the work returned."""
     wait_for(device)
     began = time.perf_counter()
     steps = work()
@@ -100,7 +100,7 @@ def timed(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
 
 
 def time_interleaved(variants: Mapping[K, Timed], device: torch.device, effort: Effort) -> dict[K, Timing]:
-    """Warm every variant up, then time a block of each in turn, `effort.repeats` times."""
+    """Warm up every variant, then time a block of each in turn, `effort.repeats` times."""
     blocks: dict[K, int] = {}
     samples: dict[K, list[float]] = {name: [] for name in variants}
     for name, variant in variants.items():
@@ -116,12 +116,12 @@ def time_interleaved(variants: Mapping[K, Timed], device: torch.device, effort: 
 
 
 class MatrixProduct(TimedCall):
-    """The yardstick for arithmetic: n x n by n x n in the precision that training multiplies in."""
+    """The yardstick for arithmetic: n x n times n x n, in the precision of training."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, quick: bool) -> None:
         self.n = 256 if quick else 8192 if device.type == "cuda" else 2048
         generator = torch.Generator().manual_seed(0)
-        # Random, not zeros: on zeros a GPU draws less power and runs faster than it ever will on data.
+        # Random, not zeros: on zeros a GPU draws less power and runs faster than on real data.
         a, b = (torch.randn(self.n, self.n, generator=generator).to(device, dtype) for _ in range(2))
         self.a, self.b, self.out = a, b, torch.empty_like(a)
 
@@ -143,28 +143,27 @@ def significant(value: float) -> float:
 
 
 def quantile(samples: list[float], share: float) -> float:
-    """The smallest sample that at least this share of them does not exceed."""
+    """The smallest sample that at least this share of the samples do not exceed."""
     return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
 
 
 def kernels_per_step(variant: Timed, device: torch.device) -> float | None:
-    """Kernels that the device ran per step, copies and fills not counted; None where there are none to count."""
+    """Kernels per step, without copies and fills; None where there are none to count."""
     if device.type != "cuda":
         return None
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports to stderr that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps its start and stop messages off stderr
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         steps = variant.run(1)
         wait_for(device)
-    ran = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    names = [event.name for event in ran if not event.is_user_annotation]
+    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    names = [event.name for event in events if not event.is_user_annotation]
     kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in names)
     return round(kernels / steps, 1) if kernels else None
 
 
 def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
-    """-> what the work returned, and the most that the GPU's allocator held on top of what it held before; None on a
-    CPU."""
+    """-> the result of the work, and the peak memory that the GPU's allocator added during it; None on a CPU."""
     if device.type != "cuda":
         return work(), None
     wait_for(device)

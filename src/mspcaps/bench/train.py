@@ -1,4 +1,4 @@
-"""`mspcaps bench train`: a training step of ours, of the eager reference and of a ResNet by our engine, in one run."""
+"""`mspcaps bench train`: training steps of our engine, of the eager reference, and of a ResNet in our engine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.packed import Log, pack
-from mspcaps.bench.result import check_batch, new_result, yardstick
+from mspcaps.bench.packed import pack
+from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent, yardstick
 from mspcaps.bench.timing import (
     Effort,
     MatrixProduct,
@@ -43,21 +43,14 @@ CONVENTIONS = {
 
 
 def bench_train(
-    model: str = "mspcaps_t",
-    device: torch.device | None = None,
-    batch_size: int | None = None,
-    scaling: bool = False,
-    packed: int | None = None,
-    quick: bool = False,
-    log: Log = lambda line: None,
-    group: bool = False,
-) -> dict[str, Any]:
-    """Measure; `scaling` also looks at other sizes, batches and classes, `packed` runs so many of ours side by side,
-    `group` has one process send the messages of several."""
-    device = device or torch.device("cpu")
+    model: str = "mspcaps_t", device: torch.device = CPU, batch_size: int | None = None, scaling: bool = False,
+    packed: int | None = None, quick: bool = False, log: Log = silent, group: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """`scaling` adds other image sizes, batch sizes and numbers of classes, `packed` this many concurrent runs, `group`
+    the communication between processes, in a single process."""
     check_batch(batch_size, training=True)
     if packed is not None and packed < 2:
-        raise MspcapsError(f"packed is {packed}, but running side by side needs at least 2 runs")
+        raise MspcapsError(f"packed is {packed}, but it takes at least 2 concurrent runs")
     if packed and device.type != "cuda":
         raise MspcapsError("packed works on a GPU only: on a CPU a single run uses all the cores")
     if device.type == "cuda":
@@ -78,39 +71,39 @@ def bench_train(
 def compare(
     model: str, other: str, task: Task, device: torch.device, effort: Effort, quick: bool, log: Log
 ) -> dict[str, Any]:
-    """Ours, the reference, the ResNet and a matrix product, each block of one after a block of the others."""
+    """Ours, the reference, the ResNet and a matrix product, interleaved."""
     data = task.data()
     on_device = data.to(device)
-    built: dict[str, EngineRun | EagerReference] = {}
-    engine = choose_engine(None, device, images=0 if quick else EPOCHS * CIFAR10.train)  # that of a run by the paper
+    runs: dict[str, EngineRun | EagerReference] = {}
+    engine = choose_engine(None, device, images=0 if quick else EPOCHS * CIFAR10.train)  # as for the paper's recipe
     memory: dict[str, int | None] = {}
     makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
         "ours": lambda: EngineRun(task.model(model), on_device, task, engine),
         "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
         "resnet": lambda: EngineRun(task.model(other), on_device, task, engine),
     }
-    others = [] if quick else [also for also in ENGINES.get(device.type, ()) if also != engine]
-    makers |= {f"ours_{also}": partial(EngineRun, task.model(model), on_device, task, also) for also in others}
-    if device.type == "cuda" and engine != "eager":  # elsewhere there are none to switch off
+    engines = [] if quick else [name for name in ENGINES.get(device.type, ()) if name != engine]
+    makers |= {f"ours_{name}": partial(EngineRun, task.model(model), on_device, task, name) for name in engines}
+    if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
         makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
 
     def start(make: Callable[[], EngineRun | EagerReference]) -> EngineRun | EagerReference:
         variant = make()
-        variant.run(2)  # the allocator still learns from the first
+        variant.run(2)  # the allocator needs a first step to warm up
         return variant
 
     for name, make in makers.items():
         log(f"preparing {name.replace('_', ', ')}")
         try:
-            built[name], memory[name] = measure_peak(partial(start, make), device)
-        except torch._dynamo.exc.BackendCompilerFailed as error:  # no C++ compiler, for one
+            runs[name], memory[name] = measure_peak(partial(start, make), device)
+        except torch._dynamo.exc.BackendCompilerFailed as error:  # without a C++ compiler, for example
             log(f"left out: {first_line(error.inner_exception)}")
     product = MatrixProduct(device, working_precision(device) or torch.float32, quick)
     log("timing them alternately")
-    timings = time_interleaved({**built, "matmul": product}, device, effort)
+    timings = time_interleaved({**runs, "matmul": product}, device, effort)
     matmul = product.to_dict(timings.pop("matmul"))
     variants = {}
-    for name, variant in built.items():
+    for name, variant in runs.items():
         cost = describe(other if name == "resnet" else model, variant, task, timings[name], matmul["tflops"])
         device_facts = {"peak_memory_bytes": memory[name], "kernels_per_step": kernels_per_step(variant, device)}
         variants[name] = cost | {key: value for key, value in device_facts.items() if value is not None}
@@ -123,7 +116,7 @@ def compare(
 
 
 def compare_group(model: str, task: Task, device: torch.device, effort: Effort, log: Log) -> dict[str, Any]:
-    """A process alone beside one in a group of one, which sends every message to itself; interleaved."""
+    """A process without a group next to one in a group of one, which sends every message to itself; interleaved."""
     log("timing a process in a group of one")
     data = task.data().to(device)
     with group_of_one(device) as world:
@@ -167,7 +160,7 @@ def describe(
 
 
 def points(task: Task, quick: bool) -> dict[str, list[Task]]:
-    """What grows -> the tasks along it, the smallest first."""
+    """Axis -> the tasks along it, smallest first."""
     small = replace(task, images=2 * task.batch_size if quick else 16 * task.batch_size)
     if quick:
         sizes, batches, classes = [32, 48], [task.batch_size, 2 * task.batch_size], [10, 20]
@@ -183,10 +176,10 @@ def points(task: Task, quick: bool) -> dict[str, list[Task]]:
 def grow(
     model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], log: Log
 ) -> dict[str, list[dict[str, Any]]]:
-    """The cost of ours along each axis, all points interleaved."""
+    """The cost of our engine along each axis, all points interleaved."""
     runs: dict[Task, EngineRun] = {}
     for task in [task for tasks in along.values() for task in tasks]:
-        if task not in runs:  # the axes meet in one point
+        if task not in runs:  # the axes share one point
             log(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
             runs[task] = EngineRun(task.model(model), task.data().to(device), task)
     log("timing them alternately")

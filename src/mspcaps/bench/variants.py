@@ -1,10 +1,10 @@
-"""What is timed: the trainer's own step on synthetic images, and an eager reference written with care.
+"""What is timed: the trainer's own step on synthetic images, and a careful eager reference.
 
 Random pixels take the same time as photographs: nothing in a step depends on their values.
 
-The reference trains the way such code is usually written. Worker processes read, crop and flip one image at a time, the
-plain modules run in fp32, autograd fills .grad, torch.optim.AdamW takes the step. Where habits differ it does what is
-faster: several workers that stay alive, pinned memory, copies that do not block, and no loss read back from the device.
+The reference trains as such code is usually written: worker processes read, crop and flip one image at a time, plain
+modules run in fp32, autograd fills .grad, and torch.optim.AdamW takes the step. Where habits differ it takes the faster
+way: several persistent workers, pinned memory, non-blocking copies, and no loss read back from the device.
 """
 
 import os
@@ -30,12 +30,12 @@ from mspcaps.training.trainer import preparation_lock
 CIFAR10 = facts("cifar10")
 AUGMENT: Augmentation = CIFAR10.augment
 PAPER = Recipe()
-PREFETCH = 2  # batches that each worker of the reference keeps ready, PyTorch's default
+PREFETCH = 2  # batches per worker of the reference, PyTorch's default
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on: images like CIFAR-10's unless it says otherwise."""
+    """Size and number of the images to train on; the defaults are those of CIFAR-10."""
 
     batch_size: int = PAPER.batch_size
     img_size: int = CIFAR10.native_size[0]
@@ -60,7 +60,7 @@ class Task:
 
 
 class EngineRun(Timed):
-    """Takes the trainer's steps, epoch after epoch."""
+    """The trainer's steps, epoch after epoch."""
 
     def __init__(
         self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True,
@@ -90,7 +90,7 @@ class EngineRun(Timed):
 
 
 class AugmentedPictures(Dataset[tuple[Tensor, Tensor]]):
-    """An image and its label at a time, cropped and flipped at random: what torchvision's transforms do."""
+    """One image and its label at a time, randomly cropped and flipped, as with torchvision's transforms."""
 
     def __init__(self, data: ImageSet, augment: Augmentation) -> None:
         if augment.rotate:
@@ -110,14 +110,14 @@ class AugmentedPictures(Dataset[tuple[Tensor, Tensor]]):
 
 
 def random_crop(image: Tensor, padding: int) -> Tensor:
-    """[c, h, w] -> a window of the same size of the image with zeros around it."""
+    """[c, h, w] -> a window of the same size from the zero-padded image."""
     h, w = image.shape[1:]
     top, left = torch.randint(0, 2 * padding + 1, (2,)).tolist()
     return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
 
 
 class EagerReference(TimedCall):
-    """Takes steps on the images, epoch after epoch."""
+    """Steps of ordinary eager training, epoch after epoch."""
 
     engine, precision = "eager", "fp32"
 
@@ -151,11 +151,11 @@ class EagerReference(TimedCall):
         self.loss_sum += loss.detach()
 
     def settle(self) -> None:
-        """The batches that the workers made ready while others ran would come for free. A CPU's steps are so long that
-        it does not matter."""
+        """Batches prefetched while other variants ran would not be timed. On a CPU steps are so long that this does not
+        matter."""
         if self.device.type == "cuda":
             self.run(PREFETCH * self.workers)
 
     def close(self) -> None:
-        """End the workers: they live as long as the loader."""
+        """End the workers, which live as long as the loader."""
         del self.batches, self.loader

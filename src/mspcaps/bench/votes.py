@@ -1,8 +1,8 @@
-"""How much memory votes take: one pass forward and backward through a routing, in our form and in the plain one.
+"""`mspcaps bench votes`: peak memory of a forward and backward pass through a routing, in our form and the plain form.
 
-The plain form is how votes are usually written: every capsule times every matrix, all products there at once before
-they are summed. Both run on the meta device, which has shapes and no numbers, so that the peak is exact, the same on
-every machine, and known at once.
+The plain form is how votes are usually written: every capsule times every matrix, with all products in memory before
+they are summed. Both run on the meta device, which has shapes but no numbers, so the peak is exact, the same on every
+machine, and takes no time to measure.
 """
 
 import weakref
@@ -27,41 +27,41 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class VoteMemory:
-    """Peak of one routing of one family, for one batch in fp32."""
+    """Peak memory of one routing of one family, for one batch in fp32."""
 
     model: str
     routing: str  # its path in the model
-    votes_bytes: int  # of the votes alone, if they are all there
+    votes_bytes: int  # of all votes alone
     ours_bytes: int
     plain_bytes: int
 
 
 class LiveBytes(TorchDispatchMode):
-    """Adds up the tensors that are alive, whoever holds them, and remembers the most."""
+    """Adds up the bytes of all live tensors and records the peak."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.known: set[int] = set()
+        self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.known:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.storages:
                 storage = tensor.untyped_storage()
-                self.known.add(storage._cdata)
+                self.storages.add(storage._cdata)
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
         self.peak = max(self.peak, self.now)
         return out
 
     def forget(self, key: int, size: int) -> None:
-        self.known.discard(key)
+        self.storages.discard(key)
         self.now -= size
 
 
 def peak_bytes(forward: Callable[[], Tensor]) -> int:
-    """Of a pass forward and backward, without what was there before it."""
+    """Peak of a forward and backward pass, not counting tensors that existed before it."""
     with LiveBytes() as live:
         forward().sum().backward()
     return live.peak
@@ -108,15 +108,15 @@ def measure_inverted(
 def bench_votes(batch_size: int = 128, img_size: int = 32) -> list[VoteMemory]:
     """Every routing with a matrix per pair of capsules, for images of 3 channels and 10 classes."""
     check_batch(batch_size)
-    found = []
+    costs = []
     for name in FAMILIES:
         with META:
             model: nn.Module = create_model(name, img_size=img_size)
         grid = ((img_size + 1) // 2, (img_size + 1) // 2)  # of the primary capsules of IDP-CapsNet
         for path, module in model.named_modules():
             if isinstance(module, DynamicRouting):
-                found.append(measure_dynamic(name, path, module, batch_size))
+                costs.append(measure_dynamic(name, path, module, batch_size))
             elif isinstance(module, InvertedAttentionRouting):
-                found.append(measure_inverted(name, path, module, grid, batch_size))
+                costs.append(measure_inverted(name, path, module, grid, batch_size))
                 grid = module.out_grid(*grid)
-    return found
+    return costs

@@ -25,7 +25,7 @@ Command = Callable[..., int | None]
 Table = dict[str, Command]
 DESCRIPTION = """Train, evaluate, explain and export capsule networks. Start with `mspcaps quickstart`.
 
-`mspcaps --import MODULE COMMAND ...` imports a Python module of yours first, such as one that registers models.
+`mspcaps --import MODULE COMMAND ...` imports your own Python module first, for example one that registers models.
 `mspcaps --version` prints the version. `mspcaps --tyro-print-completion bash` (or zsh, tcsh) prints a script that makes
 the shell complete commands and options."""
 COMMANDS: Table = {
@@ -47,18 +47,18 @@ DATA: Table = {"list": datasets.show, "get": datasets.get, "verify": datasets.ve
 
 
 def main(args: list[str] | None = None) -> int:
-    """Exit status 0: done; 1: some of it failed; 2: one sentence on stderr says why not; 130 or 128 + N: stopped
+    """Exit status 0: done; 1: part of the work failed; 2: refused, with one sentence on stderr; 130 or 128 + N: stopped
     by Ctrl-C or by signal N."""
     args = sys.argv[1:] if args is None else args
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        # Read when torch is loaded, which is later. Threads that wait for each other spin 300,000 times by default, and
-        # training beside another program on the same cores took many times as long. With 3,000 it takes its share.
+        # torch reads it when it is imported, which is later. Waiting threads spin 300,000 times by default, which made
+        # training many times slower beside another program on the same cores. With 3,000 the two share the cores.
         os.environ["GOMP_SPINCOUNT"] = "3000"
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+        if getattr(sys, name) is None:  # closed by the parent process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process runs
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files need not be what the terminal can show
+        if isinstance(stream, io.TextIOWrapper):  # file names may have characters that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
         status = run(args)
@@ -70,24 +70,24 @@ def main(args: list[str] | None = None) -> int:
         return refuse(str(error))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `mspcaps models | head`: the reader has seen enough
+    except BrokenPipeError:  # `mspcaps models | head`: the reader is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         return refuse(sentence(error))
     except (MemoryError, RuntimeError) as error:
-        lacks = type(error).__name__ == "OutOfMemoryError" or re.search(  # GPU, CPU, and what cannot even be counted
+        out_of_memory = type(error).__name__ == "OutOfMemoryError" or re.search(  # GPU, CPU, or a size that overflows
             "can't allocate memory|calculation overflowed|multiplication overflow", str(error)
         )
-        if isinstance(error, MemoryError) or lacks:
+        if isinstance(error, MemoryError) or out_of_memory:
             return refuse("there is not enough memory for this: a smaller batch, image size or model may fit")
-        if re.match("Could not determine home|Symlink loop", str(error)):  # pathlib's words
+        if re.match("Could not determine home|Symlink loop", str(error)):  # pathlib's wording
             return refuse(f"cannot resolve a path, so write it in full: {error}")
         raise
 
 
 def run(args: list[str]) -> int:
-    """Parse and call."""
+    """Parse the arguments and call the command."""
     if "" in args:
         raise MspcapsError("one of the arguments is empty: is a shell variable unset?")
     while args and args[0].partition("=")[0] == "--import":
@@ -112,7 +112,7 @@ def run(args: list[str]) -> int:
 
 
 def import_first(args: list[str]) -> list[str]:
-    """--import MODULE: import it, from the working directory too, as `python -m` does; the other arguments are left."""
+    """Import the module of --import, from the working directory too, as `python -m` does -> the other arguments"""
     _, equals, name = args[0].partition("=")
     rest = args[1:] if equals else args[2:]
     name = name if equals else "".join(args[1:2])
@@ -126,7 +126,7 @@ def import_first(args: list[str]) -> list[str]:
         raise
     except ModuleNotFoundError as error:
         raise MspcapsError(f"cannot import {name}: there is no module {error.name!r} here or installed") from error
-    except Exception as error:  # of the user's own code
+    except Exception as error:  # from the user's own code
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__}: {first_line(error)}, in line {last.lineno} of {last.filename}"
         raise MspcapsError(f"cannot import {name}: {why}") from error
@@ -134,7 +134,9 @@ def import_first(args: list[str]) -> list[str]:
 
 
 def deferred(command: Command) -> Callable[..., Command]:
-    """The command with its arguments bound instead of called: what it prints is not what the parser prints."""
+    """The command with its arguments bound, to be called later: `parse` captures only what the parser prints."""
+    # tyro would break the help of an option wherever our source does
+    command.__doc__ = re.sub(r"\n {12}", " ", command.__doc__ or "")
 
     @wraps(command)
     def bind(*args: Any, **options: Any) -> Command:
@@ -144,31 +146,31 @@ def deferred(command: Command) -> Callable[..., Command]:
 
 
 def parse(program: str, parser: Callable[..., Command]) -> Command:
-    """Call tyro; its box about wrong arguments becomes one line, and the rest of the box is left to --help."""
+    """Call tyro; its box about wrong arguments becomes one line that refers to --help for the rest."""
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            # no help text says "None": nobody wants to type it
+            # help texts must not offer "None" as a value
             return parser(prog=program, config=(tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName))
     except SystemExit as end:
         if not end.code:  # --help
             raise
-    except AssertionError as error:  # about the shell that --tyro-print-completion is for
+    except AssertionError as error:  # --tyro-print-completion does not know the shell
         box.write(f"\n{error}")
     lines = [line.strip("│╭╰╮╯─ ") for line in re.sub(r"\x1b\[[0-9;]*m|-{5,}", "", box.getvalue()).splitlines()]
     message = " ".join(takewhile(bool, dropwhile(not_, lines[1:]))).rstrip(".")  # below the title
     if "Perhaps you meant:" in lines:
         message += f", perhaps you meant {lines[lines.index('Perhaps you meant:') + 1]}"
-    message = re.sub("'None', |, 'None'(?=[])])", "", message)  # nobody may type it
+    message = re.sub("'None', |, 'None'(?=[])])", "", message)  # refused as a value
     raise MspcapsError(f"{message}: see `{program} --help`")
 
 
 def refuse(why: str) -> int:
-    say(f"error: {' '.join(why.split())}", sys.stderr)  # some libraries speak in several lines
+    say(f"error: {' '.join(why.split())}", sys.stderr)  # messages of libraries may span several lines
     return 2
 
 
 def sentence(error: OSError) -> str:
-    """What the system says, with the file it says it about."""
+    """The system's reason, with the file it concerns."""
     why = "the disk is full" if error.errno == errno.ENOSPC else reason(error)
     return f"{error.filename}: {why}" if error.filename else why

@@ -25,21 +25,21 @@ def bench(
     device: Maybe[str] = None,
     results: Path = Path("results"),
 ) -> None:
-    """Measure speed on this machine beside a reference in the same run: eager PyTorch and a ResNet, or foolbox.
+    """Measure speed on this machine, next to a reference in the same run: eager PyTorch and a ResNet, or foolbox.
 
     Args:
-        what: train measures training steps, infer the forward pass, families both for every family of models, attack a
-            10-step attack with shipped weights, memory training steps on a CPU at larger image sizes, pixels the cost
-            of a training step per pixel as images grow; votes states the memory that routing takes where every pair of
-            capsules has a matrix, beside the plain form.
-        model: Model name, as listed by `mspcaps models`. For families: what they are compared with.
-        models: families only: measure these instead of all.
-        batch_size: Images per step, 128 by default (families on a CPU: 16). For infer: the largest batch to try. For
-            attack: images at a time. For memory: 8 by default. For pixels: of the largest images, 2 by default.
+        what: train measures training steps; infer the forward pass; families both, for every family of models; attack a
+            10-step attack on shipped weights; memory training steps on a CPU at larger image sizes; pixels the cost of
+            a training step per pixel as images grow. votes lists the peak memory of each routing that has a matrix for
+            every pair of capsules, next to the plain implementation.
+        model: Model name, as listed by `mspcaps models`. For families: the model they are compared with.
+        models: families only: measure these models instead of all.
+        batch_size: Images per step; default: 128 (families on a CPU: 16; memory: 8). For infer: the largest batch to
+            try. For attack: images per batch. For pixels: images per step at the largest size, 2 by default.
         scaling: train only: also measure how cost grows with image size, batch size and number of classes.
-        packed: train on a GPU only: also measure this many runs side by side, as in a sweep.
-        group: train only: also measure what the messages of several processes cost, sent by one process to itself.
-        quick: Run a few steps only, to check that everything works; the figures mean nothing.
+        packed: train on a GPU only: also measure this many concurrent runs, as in a sweep.
+        group: train only: also measure the cost of communication between processes, with one process on its own.
+        quick: Run only a few steps, to check that everything works; the figures mean nothing.
         device: cpu, cuda or mps; default: the GPU if there is one.
         results: The figures are written to bench/*.json in this folder.
     """
@@ -53,7 +53,7 @@ def bench(
         raise MspcapsError("--models works with `mspcaps bench families` only: use --model")
     if what == "votes":
         if quick or device or model != "mspcaps_t":
-            raise MspcapsError("votes are counted, not measured: of the options they take --batch-size alone")
+            raise MspcapsError("`mspcaps bench votes` counts bytes from shapes alone: its only option is --batch-size")
         show_votes(128 if batch_size is None else batch_size)
         return
     chosen = choose_device(device)
@@ -69,7 +69,7 @@ def bench(
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))
     print("\n".join(notes))
-    say(f"figures: {write_result(results, result)}")
+    say(f"Figures: {write_result(results, result)}")
 
 
 def show_votes(batch_size: int) -> None:
@@ -77,13 +77,13 @@ def show_votes(batch_size: int) -> None:
 
     rows = [
         (
-            f"{one.model}, {one.routing}", format_bytes(one.votes_bytes), format_bytes(one.ours_bytes),
-            format_bytes(one.plain_bytes), f"{one.plain_bytes / one.ours_bytes:.1f} x",
+            f"{cost.model}, {cost.routing}", format_bytes(cost.votes_bytes), format_bytes(cost.ours_bytes),
+            format_bytes(cost.plain_bytes), f"{cost.plain_bytes / cost.ours_bytes:.1f} x",
         )
-        for one in bench_votes(batch_size)
+        for cost in bench_votes(batch_size)
     ]  # fmt: skip
     table(("routing", "its votes alone", "ours", "plain form", "plain / ours"), rows, right=(1, 2, 3, 4))
-    print(f"peak of a pass forward and backward, eager, in fp32, for {batch_size} images of 3 x 32 x 32; 10 classes")
+    print(f"peak memory of forward and backward, eager, fp32, {batch_size} images of 3 x 32 x 32, 10 classes")
 
 
 def log(line: str) -> None:

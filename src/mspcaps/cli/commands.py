@@ -1,4 +1,4 @@
-"""One typed function per command. What is heavy is imported inside, so that --help answers at once."""
+"""One typed function per command. Heavy imports stand inside the functions, so that --help answers at once."""
 
 import sys
 from dataclasses import asdict
@@ -45,27 +45,26 @@ def quickstart(out: Path = Path("runs/quickstart"), device: Maybe[str] = None, t
         device: cpu, cuda or mps; default: the GPU if there is one.
         train: Whether to train as well, which takes about a minute; evaluating the shipped weights takes seconds.
     """
-    from mspcaps.quickstart import SHIPPED, shipped
+    from mspcaps.quickstart import SHIPPED, TRAIN_YOUR_OWN, shipped
     from mspcaps.quickstart import quickstart as run
 
     check_writable(out)  # before the work
-    ready = shipped(out, device)
+    result = shipped(out, device)
     say(
-        f"{SHIPPED}, shipped weights: {ready.evaluation.accuracy:.1f} % of "
-        f"{ready.evaluation.n:,} test images classified correctly.\nResult page: {ready.page}\n"
+        f"{SHIPPED}, shipped weights: {result.evaluation.accuracy:.1f} % of "
+        f"{result.evaluation.n:,} test images classified correctly.\nResult page: {result.page}\n"
     )
     if not train:
         return
     print("Training the same model from scratch on the embedded 5,000 FashionMNIST images.", flush=True)
     with stoppable() as stop:
-        done = run(out, device, stop=stop)
-    print(f"{done.evaluation.accuracy:.1f} % of {done.evaluation.n:,} test images classified correctly.\n")
-    say(f"Result page: {done.page}\n\nTry next:")
-    say(f"  mspcaps predict {done.weights} PICTURE.png")
+        result = run(out, device, stop=stop)
+    print(f"{result.evaluation.accuracy:.1f} % of {result.evaluation.n:,} test images classified correctly.\n")
+    say(f"Result page: {result.page}\n\nTry next:")
+    say(f"  mspcaps predict {result.weights} PICTURE.png")
     print("  mspcaps explain mspcaps_t.cifar10 PICTURE.png   # shipped weights")
     print("  mspcaps models")
-    own = "mspcaps train --data FOLDER --model mspcaps_t --img-size 32 --epochs 30 --batch-size 32"
-    print(f"  {own}   # FOLDER/CLASS/*.png")
+    print(f"  {TRAIN_YOUR_OWN}   # FOLDER/CLASS/*.png")
 
 
 def models(
@@ -77,7 +76,7 @@ def models(
     json: JsonSwitch = False,
     csv: CsvSwitch = False,
 ) -> None:
-    """List models with parameters, and with multiply-adds and training memory per image in fp32.
+    """List models with their parameters, and their multiply-adds and training memory per image in fp32.
 
     Args:
         pattern: Shell pattern of model names, such as 'mspcaps_t*'.
@@ -111,10 +110,10 @@ def models(
     else:
         rows = [
             (
-                one["model"], f"{one['params']:,}", f"{one['macs'] / 1e6:,.1f} M",
-                format_bytes(one["memory_bytes_per_image"]), format_bytes(one["weights_bytes"]),
+                cost["model"], f"{cost['params']:,}", f"{cost['macs'] / 1e6:,.1f} M",
+                format_bytes(cost["memory_bytes_per_image"]), format_bytes(cost["weights_bytes"]),
             )
-            for one in costs
+            for cost in costs
         ]  # fmt: skip
         table(("model", "parameters", "multiply-adds", "memory", "weights file"), rows, right=(1, 2, 3, 4))
     for line in refusals:
@@ -122,21 +121,21 @@ def models(
 
 
 def show_pretrained(pattern: str, form: Format) -> None:
-    """The shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
+    """List the shipped weights, whose names `eval` and `predict` accept as WEIGHTS."""
     from mspcaps.models import list_pretrained, read_card
 
     cards = [
         read_card(name) for name in list_pretrained() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
     ]
     if form != "text":
-        known = [
+        entries = [
             {
                 "weights": card.name, "model": card.model, "dataset": card.dataset, "params": card.params,
                 "accuracy": card.accuracy, "test_images": card.test_images, "bytes": card.bytes, "sha256": card.sha256,
             }
             for card in cards
         ]  # fmt: skip
-        print_document(form, {"weights": known}, known)
+        print_document(form, {"weights": entries}, entries)
         return
     if not cards:
         print("this version ships no weights" if pattern == "*" else f"no shipped weights match {pattern!r}")
@@ -157,7 +156,7 @@ def predict(
     csv: CsvSwitch = False,
     skip_broken: SkipBroken = False,
 ) -> int:
-    """Classify pictures: print the most likely classes with their scores.
+    """Classify pictures: print the most likely classes and their scores.
 
     Args:
         weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file.
@@ -167,30 +166,31 @@ def predict(
     """
     form = choose_format(json, csv)
     check_paths(paths)
-    found = predictions(weights, paths, top, device, skip_broken)
+    predictions = predict_pictures(weights, paths, top, device, skip_broken)
     if form != "text":
-        return print_predictions(form, weights, list(found))
+        return print_predictions(form, weights, list(predictions))
     return print_results(
-        (f"{one.path}: {', '.join(f'{name} {score:.3f}' for name, score in one.top)}", one.error) for one in found
+        (f"{picture.path}: {', '.join(f'{name} {score:.3f}' for name, score in picture.top)}", picture.error)
+        for picture in predictions
     )
 
 
-def print_predictions(form: Format, weights: str, found: "list[Prediction]") -> int:
-    """In CSV a row for each of the likely classes of a picture."""
+def print_predictions(form: Format, weights: str, predictions: "list[Prediction]") -> int:
+    """CSV has a row for each of the likely classes of a picture."""
     pictures = [
         {
-            "path": one.path, "error": one.error,
-            "classes": [{"class": name, "score": score} for name, score in one.top],
+            "path": picture.path, "error": picture.error,
+            "classes": [{"class": name, "score": score} for name, score in picture.top],
         }
-        for one in found
+        for picture in predictions
     ]  # fmt: skip
     rows = [
-        {"path": one.path, "rank": rank, "class": name, "score": score, "error": one.error}
-        for one in found
-        for rank, (name, score) in enumerate(one.top or [(None, None)], start=1)
+        {"path": picture.path, "rank": rank, "class": name, "score": score, "error": picture.error}
+        for picture in predictions
+        for rank, (name, score) in enumerate(picture.top or [(None, None)], start=1)
     ]
     print_document(form, {"weights": weights, "pictures": pictures}, rows)
-    return 1 if any(one.error for one in found) else 0
+    return 1 if any(picture.error for picture in predictions) else 0
 
 
 def check_paths(paths: list[Path]) -> None:
@@ -199,21 +199,21 @@ def check_paths(paths: list[Path]) -> None:
     note_skipped(paths)
 
 
-def predictions(
+def predict_pictures(
     weights: str, paths: list[Path], top: int, device: str | None, skip_broken: bool
 ) -> "Iterator[Prediction]":
-    """Weights through PyTorch; an exported file through onnxruntime, and then torch is not even imported."""
+    """Weights run in PyTorch, an exported file in onnxruntime, without even importing torch."""
     if is_onnx(weights, device):
         from mspcaps.export.runner import OnnxModel
 
-        found = OnnxModel(weights).stream_predictions(paths, top)
+        predictions = OnnxModel(weights).stream_predictions(paths, top)
     else:
         from mspcaps.evaluation import stream_predictions
         from mspcaps.models import load_model
         from mspcaps.training import choose_device
 
-        found = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
-    return leave_out_broken(found, note) if skip_broken else found
+        predictions = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+    return leave_out_broken(predictions, note) if skip_broken else predictions
 
 
 def explain(
@@ -223,8 +223,8 @@ def explain(
     out: Path = Path("runs/explain"),
     device: Maybe[str] = None,
 ) -> int:
-    """Write an HTML page per picture showing why the model decided as it did: parts, heat maps, part-whole tree; and
-    an index.html of them all.
+    """Write an HTML page per picture that shows why the model decided as it did, with parts, heat maps and the
+    part-whole tree, and an index.html that lists them all.
 
     Args:
         weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
@@ -240,9 +240,9 @@ def explain(
     pages: list[Path] = []
 
     def lines() -> "Iterator[tuple[str, str | None]]":
-        for one in write_pages(weights, paths, out, label, progress.update, choose_device(device)):
-            pages.extend([one.page] if one.page else [])
-            yield f"{one.picture}: {one.answer}  {one.page}", one.error
+        for result in write_pages(weights, paths, out, label, progress.update, choose_device(device)):
+            pages.extend([result.page] if result.page else [])
+            yield f"{result.picture}: {result.answer}  {result.page}", result.error
 
     with show_progress() as progress:
         status = print_results(lines())
@@ -289,7 +289,7 @@ def report(
     json: JsonSwitch = False,
     csv: CsvSwitch = False,
 ) -> None:
-    """Turn the runs of a ledger into tables and curves: a page with contents, and the tables as Markdown.
+    """Turn the runs of a ledger into an HTML page of tables and curves, and the tables into Markdown.
 
     Args:
         results: Folder of the results.
@@ -301,12 +301,12 @@ def report(
     form, groups = choose_format(json, csv), write_report(results, out)
     if form != "text":
         rows = [group_row(group) for group in groups]
-        every = [run_row(run, kind) for group in groups for kind in ("runs", "repeats") for run in getattr(group, kind)]
-        print_document(form, {"recipes": rows, "runs": every, "page": (out / "index.html").resolve()}, rows)
+        runs = [run_row(run, kind) for group in groups for kind in ("runs", "repeats") for run in getattr(group, kind)]
+        print_document(form, {"recipes": rows, "runs": runs, "page": (out / "index.html").resolve()}, rows)
         return
-    runs = sum(len(group.runs) + len(group.repeats) for group in groups)
-    many = f"{runs} run{'s' * (runs != 1)} of {len(groups)} recipe{'s' * (len(groups) != 1)}"
-    say(f"{many}\nPage:      {(out / 'index.html').resolve()}")
+    n = sum(len(group.runs) + len(group.repeats) for group in groups)
+    say(f"{n} run{'s' * (n != 1)} of {len(groups)} recipe{'s' * (len(groups) != 1)}")
+    say(f"Page:      {(out / 'index.html').resolve()}")
     say(f"Tables:    {out / 'report.md'}")
 
 
@@ -316,7 +316,7 @@ def app(
     port: Maybe[int] = None,
     device: Maybe[str] = None,
 ) -> None:
-    """Serve a local web page for trying models on pictures: see the parts, rotate, add noise, attack.
+    """Serve a local web page where you try models on pictures: see the parts, rotate, add noise, attack.
 
     Args:
         weights: Your own .safetensors files, listed before the shipped models.
@@ -328,7 +328,7 @@ def app(
     from mspcaps.app.layout import import_gradio
     from mspcaps.training import choose_device
 
-    import_gradio()  # if it is missing, say so before any model is loaded
+    import_gradio()  # if missing, it fails before any model is loaded
     from mspcaps.app.server import start
 
     running = start(ModelStore([path.expanduser() for path in weights], choose_device(device)), host, port)

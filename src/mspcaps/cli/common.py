@@ -1,5 +1,4 @@
-"""What the commands share: options that may be left out, progress, Ctrl-C, tables, results picture by picture, and
-documents for programs."""
+"""What the commands share: optional arguments, progress, Ctrl-C, tables, a line per picture, JSON and CSV."""
 
 import csv
 import json
@@ -22,9 +21,9 @@ from mspcaps.files import to_utf8
 from mspcaps.progress import Progress, printable, say
 
 T = TypeVar("T")
-STOPPING = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
-Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # left out of the help: its "(default: None)"
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]  # without "(default: None)" in the help
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 SkipBroken = Annotated[Switch, tyro.conf.arg(help="Leave out pictures that cannot be read, and say which.")]
 JsonSwitch = Annotated[Switch, tyro.conf.arg(help="Print one JSON document instead, and nothing else on stdout.")]
 CsvSwitch = Annotated[Switch, tyro.conf.arg(help="Print one CSV table instead, and nothing else on stdout.")]
@@ -32,12 +31,12 @@ Format = Literal["text", "json", "csv"]
 
 
 def show_progress(unit: str = "") -> Progress:
-    """A bar on a terminal; elsewhere a line on stderr every few seconds, and none about work that takes less."""
+    """A bar on a terminal; elsewhere a line on stderr every few seconds, and none if the work is done sooner."""
     return Progress(unit, last_line=False)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """A table on stdout; the columns whose numbers are in `right` are aligned to the right."""
+    """Print a table; the columns whose numbers are in `right` are aligned to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -55,17 +54,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
 
 
 def choose_format(json: bool, csv: bool) -> Format:
-    """What --json and --csv ask for."""
+    """The output format that --json or --csv selects."""
     if json and csv:
         raise MspcapsError("--json and --csv print different documents: choose one of them")
     return "json" if json else "csv" if csv else "text"
 
 
 def print_document(form: Format, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """On stdout: the document as JSON, or its rows, which all have the same keys, as CSV with a head.
+    """Print the document as JSON, or its rows, which all have the same keys, as CSV with a header.
 
-    What is not a number is null in JSON and empty in CSV. JSON is written in ASCII, so that no terminal changes it.
-    docs/formats.md lists the keys, which stay as they are.
+    Numbers that are not finite become null in JSON and empty in CSV. JSON is written in ASCII, which every terminal
+    shows unchanged. docs/formats.md lists the keys, which never change.
     """
     if form == "json":
         print(json.dumps(plain(document), indent=1, allow_nan=False))
@@ -76,7 +75,7 @@ def print_document(form: Format, document: Mapping[str, Any], rows: Sequence[Map
 
 
 def plain(value: Any) -> Any:
-    """The same in types that JSON has: paths and names as valid text, what is not a finite number as None."""
+    """The value in the types of JSON: paths and names as valid text, numbers that are not finite as None."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -87,10 +86,10 @@ def plain(value: Any) -> Any:
 
 
 def show_page(write: Callable[[], Path], form: Format = "text") -> Path | None:
-    """Write a result page and say where it is; whatever goes wrong, what it tells about is done, so it is a note."""
+    """Write a result page and print its path; if that fails, only note it, because the work itself is done."""
     try:
         page = write()
-    except Exception as error:  # the figures are printed or in the ledger: no failure of the page may hide them
+    except Exception as error:  # the figures are printed or in the ledger already
         note(f"the result page could not be written: {first_line(error)}")
         return None
     if form == "text":
@@ -99,7 +98,7 @@ def show_page(write: Callable[[], Path], form: Format = "text") -> Path | None:
 
 
 def note_skipped(paths: Iterable[Path]) -> None:
-    """On stderr: what lies in the folders and is no picture."""
+    """Note which files in the folders are not pictures."""
     skipped: Skipped = Counter()
     for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
         deque(pictures_below(folder, skipped=skipped), maxlen=0)
@@ -108,12 +107,12 @@ def note_skipped(paths: Iterable[Path]) -> None:
 
 
 def note(sentence: str) -> None:
-    """On stderr, so that it is not taken for a result."""
+    """Print a note to stderr, where it is not mistaken for a result."""
     say(f"note: {sentence}", sys.stderr)
 
 
 def is_onnx(weights: str, device: str | None) -> bool:
-    """Whether it is an exported file; that runs on the CPU only."""
+    """Whether the weights are an exported file, which runs on the CPU only."""
     exported = weights.lower().endswith(".onnx")
     if exported and device not in (None, "cpu"):
         raise MspcapsError(f"{weights} runs on the CPU, with onnxruntime: leave out --device {device}")
@@ -121,7 +120,7 @@ def is_onnx(weights: str, device: str | None) -> bool:
 
 
 def print_results(results: Iterable[tuple[str, str | None]]) -> int:
-    """A line per picture, or an error on stderr, as they come; the exit status says whether any failed."""
+    """Print a line per picture as it comes, errors to stderr; the exit status is 1 if any failed."""
     status = 0
     for line, error in results:
         text, file = (line, sys.stdout) if error is None else (f"error: {error}", sys.stderr)
@@ -132,11 +131,11 @@ def print_results(results: Iterable[tuple[str, str | None]]) -> int:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """What Ctrl-C sets, or a cluster or a closed terminal, so that runs can save their checkpoints; a second one ends
-    everything at once.
+    """An event that Ctrl-C, SIGTERM or a closed terminal sets, so that runs can save their checkpoints; a second signal
+    ends everything at once.
 
-    KeyboardInterrupt alone would not do: it gets lost when it is raised while torch.compile looks for code that fits,
-    and a thread that is just being started is left behind.
+    KeyboardInterrupt alone would not do: it is lost if it is raised while torch.compile checks its guards, and a thread
+    that is just starting would be left behind.
     """
     from mspcaps.training import Stopped
 
@@ -148,10 +147,10 @@ def stoppable() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        with suppress(OSError):  # of a terminal that is gone
+        with suppress(OSError):  # the terminal may be gone
             os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
 
-    before = {number: signal.signal(number, interrupted) for number in STOPPING}
+    before = {number: signal.signal(number, interrupted) for number in STOP_SIGNALS}
     try:
         yield stop
     except Stopped as stopped:

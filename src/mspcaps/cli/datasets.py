@@ -12,11 +12,11 @@ from mspcaps.progress import say
 
 def data() -> None:
     """List, fetch and verify data sets: data list, data get NAME, data verify [NAME]."""
-    # only here to be listed by --help: `data` has commands of its own
+    # never called: it lists `data`, which has commands of its own, in --help
 
 
 def show() -> None:
-    """List the known data sets and which of them are on this machine."""
+    """List the data sets and which of them are on this machine."""
     from mspcaps.data import list_datasets
 
     rows = []
@@ -61,5 +61,5 @@ def verify(
     from mspcaps.data import verify as check
 
     names = [status.facts.name for status in list_datasets() if status.ready] if name is None else [name]
-    for one in names:
-        print(f"{one}: sha256 verified. {check(one)}")
+    for each in names:
+        print(f"{each}: sha256 verified. {check(each)}")

@@ -1,4 +1,4 @@
-"""`mspcaps eval` and `mspcaps attack`: measure trained weights on images as they are, changed, or under attack."""
+"""`mspcaps eval` and `mspcaps attack`: measure trained weights on images as they are, changed or attacked."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -57,21 +57,21 @@ def evaluate(
 
     Confidence is the length of the longest class capsule (softmax for models without capsules). The calibration error
     is the mean gap between confidence and accuracy over 15 bins. Several weights are measured one by one and as an
-    ensemble, whose scores are the mean of theirs.
+    ensemble that averages their scores.
 
     Args:
         weights: A .safetensors file, a name listed by `mspcaps models --pretrained`, or an exported .onnx file; or
             several of them.
         data: Data set name, or path of a folder or .npz file; default: the data the (first) weights were trained on.
         split: Which split to use.
-        batch_size: Images per batch.
+        batch_size: Images per batch; large images come in smaller batches.
         device: cpu, cuda or mps; default: the GPU if there is one. ONNX files run on the CPU.
         images: Measure on this many images only, chosen at random but always the same; default: all.
         flip: Average the scores of every image with those of its mirror image; the result says so.
         shifts: Measure the accuracy on changed images instead: rotation, shift, scale, shear, noise, blur, occlusion
             and contrast, each at five strengths.
-        results: With --shifts the figures are written to robustness/*.json in this folder, and drawn beside them.
-        page: Whether to write a page about it, with the surest mistakes and what speaks for them.
+        results: With --shifts the figures are written to robustness/*.json in this folder, with a chart beside them.
+        page: Whether to write a result page, which also explains the most confident mistakes.
         out: Folder for the page, with a subfolder per weights file.
     """
     from mspcaps.evaluation import evaluate as run
@@ -79,44 +79,44 @@ def evaluate(
     from mspcaps.report.run import page_path
 
     form = choose_format(json, csv)
-    check_wishes(weights, form, images, shifts, flip, results)
-    models, where = load_weights(weights, device)
+    check_options(weights, form, images, shifts, flip, results)
+    models, chosen_device = load_weights(weights, device)
     with show_progress("images") as progress:
-        whole = load_for(models[0], data, split, progress.update, skip_broken=skip_broken, tell=note)
-    chosen = some_of(whole, images)
+        dataset = load_for(models[0], data, split, progress.update, skip_broken=skip_broken, tell=note)
+    subset = random_subset(dataset, images)
     if shifts:
-        show_shifts(weights[0], models[0], chosen, chosen is not whole, batch_size, where, results)
+        show_shifts(weights[0], models[0], subset, subset is not dataset, batch_size, chosen_device, results)
         return
     with show_progress("images") as progress:
-        how = (batch_size, where, progress.update)
+        settings = (batch_size, chosen_device, progress.update)
         if len(models) > 1:
-            quiet = lambda sentence: None  # noqa: E731 - what was left out is told already
-            result, members = evaluate_ensemble(models, data, split, *how, skip_broken, quiet, flip)
+            quiet = lambda sentence: None  # noqa: E731 - broken pictures are noted above
+            result, members = evaluate_ensemble(models, data, split, *settings, skip_broken, quiet, flip)
         else:
-            result, members = run(models[0], chosen, *how, flip=flip), []
-    place = page_path(out, weights, chosen.name, split, images, flip) if page else None
+            result, members = run(models[0], subset, *settings, flip=flip), []
+    target = page_path(out, weights, subset.name, split, images, flip) if page else None
     source = data or vars(models[0])["metadata"]["recipe"]["data"]
-    show_result(form, weights, models[0], members, result, chosen, source, split, place)
+    show_result(form, weights, models[0], members, result, subset, source, split, target)
 
 
-def check_wishes(
+def check_options(
     weights: "Sequence[str]", form: Format, images: int | None, shifts: bool, flip: bool, results: Path
 ) -> None:
-    """Refuse what does not go together, before minutes of measuring."""
+    """Refuse options that contradict each other, before minutes of measuring."""
     if not weights:
         raise MspcapsError("name at least one weights file")
     if shifts and form != "text":
         raise MspcapsError(f"the figures of --shifts are written to {results}/robustness as JSON: leave out --{form}")
     if shifts and flip:
-        raise MspcapsError("--shifts measures answers to single images: leave out --flip")
+        raise MspcapsError("--shifts does not average over mirror images: leave out --flip")
     if len(weights) > 1 and (shifts or images is not None):
-        raise MspcapsError("--shifts and --images take one weights file: measure them one at a time")
+        raise MspcapsError("--shifts and --images take a single weights file: measure the files one at a time")
     if shifts:
         check_writable(results / "robustness")
 
 
 def load_weights(weights: "Sequence[str]", device: str | None) -> "tuple[list[nn.Module], torch.device]":
-    """Weights files and exported ones, and where they run."""
+    """-> models from weights files or exported files, and the device they run on."""
     from mspcaps.export import load_onnx
     from mspcaps.models import load_model
     from mspcaps.training import choose_device
@@ -129,9 +129,9 @@ def load_weights(weights: "Sequence[str]", device: str | None) -> "tuple[list[nn
 
 def show_result(
     form: Format, weights: "Sequence[str]", model: "nn.Module", members: "Sequence[Evaluation]", result: "Evaluation",
-    data: "ImageSet", source: str, split: str, place: Path | None,
+    data: "ImageSet", source: str, split: str, target: Path | None,
 ) -> None:  # fmt: skip
-    """Figures for people, a page at `place`, a document for programs, whose keys docs/formats.md lists."""
+    """Print the figures, write a page to `target`, or print a document, whose keys docs/formats.md lists."""
     from mspcaps.evaluation.accuracy import MIRRORED
     from mspcaps.report import evaluation_page, write_page
     from mspcaps.report.evaluation import as_document
@@ -140,16 +140,16 @@ def show_result(
     if form == "text":
         show_figures(weights, members, result, source, split)
     page = None
-    if place is not None:
+    if target is not None:
         explained = None if members else model
-        make = lambda: write_page(place, evaluation_page(weights, model, result, data, source, split), explained)  # noqa: E731
+        make = lambda: write_page(target, evaluation_page(weights, model, result, data, source, split), explained)  # noqa: E731
         page = show_page(make, form)
     if form == "text":
         return
-    if form == "csv" and result.flip:  # its rows are those of the classes: they cannot say it
+    if form == "csv" and result.flip:  # a row describes a class and has no place for it
         note(MIRRORED)
     document = {"weights": weights, "data": source, "split": split, **as_document(result)}
-    document["members"] = [{"weights": name, **as_document(one)} for name, one in zip(weights, members, strict=False)]
+    document["members"] = [{"weights": name, **as_document(own)} for name, own in zip(weights, members, strict=False)]
     document |= {"notes": folder_notes(source, [split]), "page": page}
     print_document(form, document, document["classes"])
 
@@ -157,7 +157,7 @@ def show_result(
 def show_figures(
     weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation", source: str, split: str
 ) -> None:
-    """Tables and sentences, for people."""
+    """Print tables and sentences."""
     from mspcaps.evaluation.accuracy import MIRRORED
     from mspcaps.report.evaluation import class_rows, mean_row
 
@@ -180,37 +180,37 @@ def show_figures(
 
 
 def show_members(weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation") -> None:
-    """Every member of an ensemble, and the ensemble last."""
+    """Print a row for every member of an ensemble, and the ensemble last."""
     rows = [
         (
-            name, f"{one.accuracy:.2f} %", f"{one.mean_per_class:.2f} %", f"{one.loss:.4f}", f"{one.ece:.2f} %",
-            f"{one.confidence:.2f} %",
+            name, f"{own.accuracy:.2f} %", f"{own.mean_per_class:.2f} %", f"{own.loss:.4f}", f"{own.ece:.2f} %",
+            f"{own.confidence:.2f} %",
         )
-        for name, one in zip([*weights, f"ensemble of {len(members)}"], [*members, result], strict=True)
+        for name, own in zip([*weights, f"ensemble of {len(members)}"], [*members, result], strict=True)
     ]  # fmt: skip
     heads = ("weights", "accuracy", "mean over classes", "loss", "calibration error", "mean confidence")
     table(heads, rows, right=(1, 2, 3, 4, 5))
 
 
 def show_source(data: str, split: str, n: int) -> None:
-    """Which images were measured, and what else lies in their folder."""
+    """Print which images were measured; note what else is in their folder."""
     from mspcaps.data import CATALOG
 
     source = Path(data).expanduser()
-    own = str(source) not in CATALOG and source.exists()
-    say(f"{source.resolve() if own else data}, {split}: {n:,} images")
-    if split == "test" and own and source.is_dir() and not (source / "train").is_dir():
-        print("these are the pictures of each class that training holds out; --split all takes every picture")
-    if own and source.is_dir():
+    custom = str(source) not in CATALOG and source.exists()
+    say(f"{source.resolve() if custom else data}, {split}: {n:,} images")
+    if custom and source.is_dir():
+        if split == "test" and not (source / "train").is_dir():
+            print("these are the pictures of each class that training holds out; --split all takes every picture")
         note_skipped([source])
 
 
-def some_of(data: "ImageSet", count: int | None) -> "ImageSet":
-    """So many of the images, or all."""
+def random_subset(data: "ImageSet", count: int | None) -> "ImageSet":
+    """`count` of the images, always the same ones; without a count, all of them."""
     if count is None or count == len(data):
         return data
     if not 0 < count < len(data):
-        raise MspcapsError(f"--images is {count:,}, but {data.name} has 1 to {len(data):,} images to choose from")
+        raise MspcapsError(f"--images is {count:,}, but must be from 1 to {len(data):,}, the images of {data.name}")
     return data.split(count)[1]
 
 
@@ -218,27 +218,27 @@ def show_shifts(
     weights: str, model: "nn.Module", data: "ImageSet", part: bool, batch_size: int, device: "torch.device",
     results: Path,
 ) -> None:  # fmt: skip
-    """Measure on changed images: the table, and where the figures went."""
+    """Measure on changed images, print the table and write the figures."""
     from mspcaps.bench.result import environment
     from mspcaps.evaluation import ShiftResult, evaluate_shifts, write_shifts
     from mspcaps.files import sha256_of
     from mspcaps.models.shipped import weights_path
 
-    around = environment(device)
+    machine = environment(device)
     with show_progress("images") as progress:
-        found = evaluate_shifts(model, data, (), 0, batch_size, device, progress.update)
-    result = ShiftResult.of(model, data.name, found, part, sha256_of(weights_path(weights)), around)
+        evaluation = evaluate_shifts(model, data, (), 0, batch_size, device, progress.update)
+    result = ShiftResult.of(model, data.name, evaluation, part, sha256_of(weights_path(weights)), machine)
     heads, rows = result.table()
     table(heads, rows, right=range(2, len(heads)))
-    say(f"accuracy in percent of {found.n:,} images of {data.name}")
-    path, figure = write_shifts(results, result)
-    say(f"Figures: {path}\nDrawing: {figure}")
+    say(f"accuracy in percent on {evaluation.n:,} images of {data.name}")
+    path, chart = write_shifts(results, result)
+    say(f"Figures: {path}\nChart:   {chart}")
 
 
 def show_health(health: "Sequence[BlockHealth]") -> None:
-    """The routing blocks; a collapsed one gets a sentence."""
-    print("\nRouting: entropy of the couplings and the most used capsule against uniform, capsules that never win,")
-    print("points of accuracy lost when an input comes from another image")
+    """Print a row for every routing block, and a sentence about each that has collapsed."""
+    print("\nRouting: entropy of the couplings and use of the most used capsule, relative to uniform couplings;")
+    print("capsules that never win; points of accuracy lost when an input comes from another image")
     rows = [
         (
             block.name, str(block.capsules), f"{block.entropy:.3f}", f"{block.top:.2f} x",
@@ -268,25 +268,25 @@ def attack(
     device: Maybe[str] = None,
     results: Path = Path("results"),
 ) -> None:
-    """Attack trained weights and measure what is left of their accuracy; warn if the figures cannot be trusted.
+    """Attack trained weights and measure the accuracy that remains; warn if the figures cannot be trusted.
 
     An attack is written NAME, NAME-STEPS or NAME-STEPS:OBJECTIVE, such as pgd-50:cw. The names are fgsm, bim, pgd,
     apgd, square and votes (for models with routing); the objectives are margin, cross_entropy, log_odds (for capsules),
-    cw, dlr and, for apgd, targeted_dlr. Images that the model gets wrong anyway count as lost.
+    cw, dlr and, for apgd, targeted_dlr. Images that the model gets wrong without an attack count as wrong.
 
     Args:
         weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.
         data: Data set name, or path of a folder or .npz file; default: the data the weights were trained on.
-        eps: Budgets: by how much a pixel in [0, 1] may change, as 8/255 or 0.03.
-        attacks: What to attack with; default: fgsm pgd apgd, for capsules also apgd:log_odds votes:log_odds.
-        restarts: How often attacks with a random start try again on the images that survive.
+        eps: Budgets: by how much each pixel in [0, 1] may change, such as 8/255 or 0.03.
+        attacks: Attacks to run; default: fgsm pgd apgd, for capsules also apgd:log_odds votes:log_odds.
+        restarts: Number of random starts; each later one attacks the images that survived those before it.
         images: Attack this many images only, chosen at random but always the same; default: all.
         split: Which split to use.
-        seed: Of the random starts.
-        surrogate: Other weights: whether images made to fool them fool the model, too, where attacks on it fail.
+        seed: Seed of the random starts.
+        surrogate: Other weights, for one more check: whether images that fool them also fool the model.
         batch_size: Images per batch; default: 50 on a CPU, 2500 on a GPU.
         device: cpu, cuda or mps; default: the GPU if there is one.
-        results: The result is written to robustness/attack-*.json in this folder, with a figure beside it.
+        results: The figures are written to robustness/attack-*.json in this folder, with a chart beside them.
     """
     from mspcaps.bench.result import environment
     from mspcaps.evaluation import attack as run
@@ -297,18 +297,18 @@ def attack(
         raise MspcapsError(f"{weights} has no gradients: attack the weights that it was exported from")
     budgets = [robustness.parse_eps(text) for text in eps]
     chosen = choose_device(device)
-    around = environment(chosen)
+    machine = environment(chosen)
     check_writable(results / robustness.FOLDER)  # before minutes of attacking
     with show_progress("images") as progress:
-        found = run(
+        result = run(
             weights, data, budgets, attacks, restarts=restarts, images=images, split=split, seed=seed,
             batch_size=batch_size, device=chosen, surrogate=surrogate, check=check, progress=progress.update,
         )  # fmt: skip
-    heads, rows = found.table()
+    heads, rows = result.table()
     table(heads, rows, right=range(1, len(heads)))
-    say(f"{found.weights} on {found.n:,} images of {found.dataset}: {found.clean_accuracy:.2f} % without an attack")
-    for caution in found.cautions:
+    say(f"{result.weights} on {result.n:,} images of {result.dataset}: {result.clean_accuracy:.2f} % without an attack")
+    for caution in result.cautions:
         say(f"warning: {caution}")
-    path = robustness.result_path(results, found, images)
-    robustness.write_robustness(path, found, around)
-    say(f"figures: {path}\nfigure:  {path.with_suffix('.svg')}")
+    path = robustness.result_path(results, result, images)
+    robustness.write_robustness(path, result, machine)
+    say(f"Figures: {path}\nChart:   {path.with_suffix('.svg')}")

@@ -1,4 +1,4 @@
-"""`mspcaps train` and `mspcaps sweep`: runs, and what can be changed about them."""
+"""`mspcaps train` and `mspcaps sweep`: choose recipes, apply the changes of the command line, train."""
 
 import ast
 import dataclasses
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from mspcaps.training import Recipe
 
 
-OWN = "pictures"  # the recipe for one's own images, where the command names none
+OWN_IMAGES = "pictures"  # the recipe for your own images if the command names none
 
 
 def changes_type() -> type:
-    """The fields of the recipe as options that may be left out. Made when the parser asks: torch is slow to import."""
+    """The fields of the recipe as optional arguments. Made when the parser asks for it: torch is slow to import."""
     from mspcaps.training import Recipe
 
     changes = optional_fields(Recipe)
-    changes.__doc__ = "Changes to the recipe, which become part of the run's name; default: as in the recipe."
+    changes.__doc__ = "Changes to the recipe; they become part of the run's name."
     return changes
 
 
 def optional_fields(kind: type) -> type:
-    """A dataclass with the fields of another, all None by default; help and types are those of the other."""
+    """A dataclass with the fields, types and help texts of another, but None as every default."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(tree, ast.ClassDef)
     notes = {
@@ -46,20 +46,20 @@ def optional_fields(kind: type) -> type:
         and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant)
     }  # fmt: skip
     hints = typing.get_type_hints(kind)
-    made: list[tuple[str, Any, Any]] = []
+    optional: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(kind):
-        inner = next((one for one in typing.get_args(hints[field.name]) if dataclasses.is_dataclass(one)), None)
+        inner = next((arg for arg in typing.get_args(hints[field.name]) if dataclasses.is_dataclass(arg)), None)
         if inner is not None:
             nested = optional_fields(typing.cast(type, inner))
             nested.__doc__ = str(notes.get(field.name, kind.__doc__))
-            made.append((field.name, nested, dataclasses.field(default_factory=nested)))
+            optional.append((field.name, nested, dataclasses.field(default_factory=nested)))
             continue
         table = typing.get_origin(hints[field.name]) is dict
         hint = list[str] if table else hints[field.name]
         note, metavar = str(notes.get(field.name, "")), "NAME=VALUE ..." if table else None
         option = tyro.conf.arg(help=note, help_behavior_hint="", metavar=metavar)
-        made.append((field.name, Annotated[hint | None, option], dataclasses.field(default=None)))
-    return dataclasses.make_dataclass(f"{kind.__name__}Changes", made, frozen=True)
+        optional.append((field.name, Annotated[hint | None, option], dataclasses.field(default=None)))
+    return dataclasses.make_dataclass(f"{kind.__name__}Changes", optional, frozen=True)
 
 
 def train(
@@ -76,16 +76,17 @@ def train(
 ) -> None:
     """Train a recipe, or --model on --data. An interrupted run continues from its checkpoint.
 
-    The folder of the run gets the weights and a page: curves, confusion, measures of every class, surest mistakes.
+    The folder of the run gets the weights and a page with curves, confusion matrix, measures of every class and the
+    most confident mistakes.
 
     Args:
         recipe: A name shown by --list, such as paper/cifar10/mspcaps_t, or the path of a .toml file.
         list: List the recipes and exit.
         device: cpu, cuda or mps; default: the GPU if there is one.
-        engine: How training steps are executed; default: the fastest engine that the device supports.
+        engine: How training steps run; default: the fastest engine that the device supports.
         out: Folder for weights and checkpoints.
         results: Folder of the results; the ledger is runs/ inside it, one JSON file per finished run.
-        save_every: Seconds between two checkpoints.
+        save_every: Seconds between checkpoints.
         log_dir: Also log loss, learning rate and accuracy for TensorBoard to this folder.
         overwrite: Train a finished run again and replace its ledger entry.
     """
@@ -97,7 +98,7 @@ def train(
     from mspcaps.report import run_page, write_page
     from mspcaps.report.run import PAGE
 
-    chosen = choose_recipe(recipe, given_fields(changes))
+    chosen = choose_recipe(recipe, changed_fields(changes))
     with stoppable() as stop:
         result = mspcaps.training.train(
             chosen, device=device, engine=engine, out=out, results=results, save_every=save_every,
@@ -105,25 +106,25 @@ def train(
         )  # fmt: skip
     page = result.folder / PAGE
     if os.environ.get("RANK", "0") == "0":
-        known = result.images is None and page.is_file()  # of a run that was finished before
-        show_page(lambda: page.resolve() if known else write_page(page, run_page(result), result.model))
+        finished_before = result.images is None and page.is_file()
+        show_page(lambda: page.resolve() if finished_before else write_page(page, run_page(result), result.model))
 
 
-def given_fields(changes: Any) -> dict[str, Any]:
-    """What the command line says: {"epochs": 3, "augment": {"crop": 2}}."""
-    given = {}
+def changed_fields(changes: Any) -> dict[str, Any]:
+    """The fields that the command line sets: {"epochs": 3, "augment": {"crop": 2}}."""
+    fields = {}
     for name, value in vars(changes).items():
         if dataclasses.is_dataclass(value):
-            value = given_fields(value) or None
+            value = changed_fields(value) or None
         if name == "options" and value is not None:
             value = dict(map(parse_option, value))
         if value is not None:
-            given[name] = value
-    return given
+            fields[name] = value
+    return fields
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """iterations=3 -> ("iterations", 3); values are written as in Python or TOML, text as it is."""
+    """iterations=3 -> ("iterations", 3); values are written as in Python or TOML, text without quotes."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise MspcapsError(f"--options takes NAME=VALUE, not {text!r}")
@@ -133,35 +134,35 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def choose_recipe(name: str | None, given: dict[str, Any]) -> "Recipe":
-    """The recipe with the changes of the command line; own images for which they name no batch get one that fits."""
+def choose_recipe(name: str | None, changes: dict[str, Any]) -> "Recipe":
+    """The recipe with the changes of the command line; for your own images the batch size follows their number."""
     from mspcaps.data import CATALOG
     from mspcaps.training import Recipe, load_recipe
     from mspcaps.training.images import count_custom_images, fitting_batch, open_split, resized, training_size
 
     if name is not None:
         recipe = load_recipe(name)
-    elif given.get("data") in CATALOG:
-        recipe = Recipe(data=given["data"])
-    elif "data" in given:
-        own = load_recipe(OWN)
-        recipe = dataclasses.replace(own, data=given["data"], model=given.get("model", own.model))
-        if "batch_size" not in given and (images := count_custom_images(recipe.replace(**given))) is not None:
-            given["batch_size"] = fitting_batch(images)
+    elif changes.get("data") in CATALOG:
+        recipe = Recipe(data=changes["data"])
+    elif "data" in changes:
+        own = load_recipe(OWN_IMAGES)
+        recipe = dataclasses.replace(own, data=changes["data"], model=changes.get("model", own.model))
+        if "batch_size" not in changes and (images := count_custom_images(recipe.replace(**changes))) is not None:
+            changes["batch_size"] = fitting_batch(images)
     else:
-        raise MspcapsError("say what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
-    if "options" in given:
-        given["options"] = recipe.options | given["options"]
-    if "adversary" in given:
+        raise MspcapsError("name what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
+    if "options" in changes:
+        changes["options"] = recipe.options | changes["options"]
+    if "adversary" in changes:
         before = dataclasses.asdict(recipe.adversary) if recipe.adversary else {}
-        given["adversary"] = before | given["adversary"]
-    if augment := given.pop("augment", None):
-        whole = recipe.replace(**given).resolve()
-        if whole.augment is None:
-            train = open_split(whole, "train")
-            whole = whole.resolve(resized(train, training_size(whole, train)))
-        given["augment"] = dataclasses.asdict(typing.cast(Any, whole.augment)) | augment
-    return recipe.replace(**given)
+        changes["adversary"] = before | changes["adversary"]
+    if augment := changes.pop("augment", None):
+        resolved = recipe.replace(**changes).resolve()
+        if resolved.augment is None:
+            train = open_split(resolved, "train")
+            resolved = resolved.resolve(resized(train, training_size(resolved, train)))
+        changes["augment"] = dataclasses.asdict(typing.cast(Any, resolved.augment)) | augment
+    return recipe.replace(**changes)
 
 
 def sweep(
@@ -174,21 +175,21 @@ def sweep(
     results: Path = Path("results"),
     save_every: float = 30.0,
 ) -> int:
-    """Train the runs of a file that the ledger does not have yet, in order, side by side where that is faster.
+    """Train all runs of a file that are not in the ledger yet, in order, several at a time where that is faster.
 
-    All GPUs of the machine are used, each by a worker process; with --ray those of a cluster. A run whose worker is
-    lost goes on from its checkpoint, and so does an interrupted sweep when the same command is given again.
+    All GPUs of the machine are used, each by a worker process; with --ray those of a cluster. If a worker is lost, its
+    run continues from its checkpoint; so does an interrupted sweep when you repeat the command.
 
     Args:
         file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, folds and grid, and any recipe
             fields to change; or the name of a sweep that comes with mspcaps, such as baselines.
-        budget: Start no run that cannot finish within this time: 540s, 9m, 2h.
+        budget: Start no run that would not finish within this time, such as 540s, 9m or 2h.
         device: cpu, cuda, cuda:1 or mps; default: all GPUs if there are any.
         workers: Worker processes; default: one per GPU. On a CPU they share its cores.
         ray: Train on the Ray cluster that RAY_ADDRESS names or this machine belongs to; without one, start one here.
-        out: Folder for weights and checkpoints; the machines of a cluster share it.
-        results: Folder of the results; the ledger is runs/ inside it. The machines of a cluster share it, too.
-        save_every: Seconds between two checkpoints of a run.
+        out: Folder for weights and checkpoints, shared by all machines of a cluster.
+        results: Folder of the results, shared likewise; the ledger is runs/ inside it.
+        save_every: Seconds between checkpoints of a run.
     """
     from mspcaps.training import Stopped
     from mspcaps.training.monitor import ShowProgress

@@ -1,4 +1,4 @@
-"""Accuracy and calibration of trained models, natural change, and predictions for pictures."""
+"""Accuracy, calibration and routing health of trained models, under natural change and attack, and predictions."""
 
 from typing import TYPE_CHECKING
 

@@ -24,6 +24,7 @@ from mspcaps.evaluation.metrics import Calibration, ClassMetrics, calibrate, cla
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
+from mspcaps.models.summary import build_on_meta, memory_per_image
 from mspcaps.pages.notebook import small_table
 
 ScoreKind = Literal["lengths", "logits"]
@@ -31,8 +32,9 @@ Pixels = Tensor | np.ndarray
 Data = (
     ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
 )  # what `evaluate` measures on
+MAX_BYTES = 4 << 30  # of activations in one batch, as training would keep them
 MAX_SHOWN = 30  # classes in a notebook
-MIRRORED = "each answer is the mean of those to an image and to its mirror image"
+MIRRORED = "scores are averaged over each image and its mirror image"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Evaluation:
 
     accuracy: float  # percent
     n: int
-    loss: float  # what the model is trained with, mean over the images; not a number if it has no loss of its own
+    loss: float  # the model's training loss, mean over the images; NaN if the model defines none
     confidence: float  # percent, mean over the images; see `confidence`
     ece: float  # expected calibration error in percent, 15 bins of equal width; see `confidence`
     confusion: Tensor  # int64 [K, K]: row is the true class, column the answer
@@ -49,8 +51,8 @@ class Evaluation:
     labels: Tensor  # int64 [n]
     classes: tuple[str, ...]
     health: tuple[BlockHealth, ...] = ()  # of every routing block, on some of the images; see evaluation/health.py
-    kind: ScoreKind = "lengths"  # what the scores are
-    flip: bool = False  # whether they are means over an image and its mirror image
+    kind: ScoreKind = "lengths"  # of the scores
+    flip: bool = False  # whether scores are averaged over an image and its mirror image
 
     def __repr__(self) -> str:
         return (
@@ -90,7 +92,7 @@ class Evaluation:
 
     @cached_property
     def presence(self) -> Tensor:
-        """float32 [n, K] in [0, 1]: the length of each class capsule; for a model that gives logits, their softmax."""
+        """float32 [n, K] in [0, 1]: the length of each class capsule, or the softmax of the logits."""
         return self.scores if self.kind == "lengths" else self.scores.softmax(1)
 
     @cached_property
@@ -101,7 +103,7 @@ class Evaluation:
     @cached_property
     def auc(self) -> Tensor:
         """float64 [K]: the area under the ROC curve of each class against all others, in [0, 1]."""
-        # in double precision, where fewer of a sure model's answers are rounded to 1
+        # in double precision, which rounds fewer of a confident model's probabilities to 1
         presence = self.scores if self.kind == "lengths" else self.scores.double().softmax(1)
         return one_vs_rest_auc(presence, self.labels)
 
@@ -120,24 +122,24 @@ def evaluate(
     skip_broken: bool = False,
     flip: bool = False,
 ) -> Evaluation:
-    """Measure a model on all images of `data`. If `device` is given, the model is moved there.
+    """Measure a model on all images of `data`, in batches of `batch_size` or fewer if they would take too much memory.
 
-    `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images
-    are used, in the model's image size; a pair is images and labels [n], and a DataLoader gives such pairs. Images are
-    tensors or arrays of uint8 or of floats in [0, 1]: normalisation is part of the model. With `skip_broken` pictures
-    of a folder that cannot be read are left out, with a warning that names the first of them. With `flip` the scores of
-    every image are averaged with those of its mirror image, and the result says so.
-    Train and eval modes are left unchanged.
+    `model` may also be anything that `load_model` accepts. If `data` is the name of a data set, its test images are
+    used, in the model's image size; a pair holds images and labels [n], and a DataLoader yields such pairs. Images are
+    tensors or arrays of uint8, or of floats in [0, 1]: normalisation is part of the model. With `skip_broken`, pictures
+    of a folder that cannot be read are left out, with a warning that names the first of them. With `flip`, the scores
+    of every image are averaged with those of its mirror image, and the result says so. If `device` is given, the model
+    is moved there; it returns to the mode, train or eval, that it was in.
     """
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     model, images, labels, classes = prepare(model, data, device, skip_broken)
     inner = unwrapped(model)
-    classes = classes or class_names(inner)
+    classes, batch_size = classes or class_names(inner), limit_batch(inner, batch_size)
     scores = all_scores(model, images, batch_size, progress, flip)
     check_labels(labels, scores.shape[1])
     with full_precision(placement(model)[0]):
-        health = measure_health(inner, images, labels) if isinstance(inner, Model) else ()
+        health = measure_health(inner, images, labels, batch_size) if isinstance(inner, Model) else ()
     return measure(inner, scores, labels, classes, health, flip)
 
 
@@ -145,7 +147,7 @@ def measure(
     model: nn.Module, scores: Tensor, labels: Tensor, classes: tuple[str, ...], health: tuple[BlockHealth, ...] = (),
     flip: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Scores [n, K] of one model, or of several like `model` together, and labels [n]."""
+    """Evaluate scores [n, K], of `model` or of an ensemble of its kind, against labels [n]."""
     predictions, k = scores.argmax(1), scores.shape[1]
     kind: ScoreKind = getattr(model, "scores", "logits")
     confidences = confidence(scores, kind)
@@ -171,8 +173,8 @@ def prepare(
     device: torch.device | str | None,
     skip_broken: bool = False,
 ) -> tuple[nn.Module, Tensor, Tensor, tuple[str, ...]]:
-    """What `evaluate` takes -> the model on its device, images [n, c, h, w], labels [n] on the CPU, and class names,
-    none if the data have none."""
+    """The arguments of `evaluate` -> the model on its device, images [n, c, h, w], labels [n] on the CPU, and the class
+    names, empty if the data have none."""
     model = as_model(model)
     if isinstance(data, str | Path):
         data = load_for(model, data, skip_broken=skip_broken)
@@ -188,20 +190,31 @@ def prepare(
     if device is not None:
         try:
             model = model.to(device)
-        except (RuntimeError, AssertionError) as error:  # what PyTorch raises for a device that is unknown or absent
+        except (RuntimeError, AssertionError) as error:  # PyTorch raises either for an unknown or absent device
             raise MspcapsError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     return model, images, labels, classes
 
 
+def limit_batch(model: nn.Module, batch_size: int) -> int:
+    """`batch_size`, or fewer images if the activations of a registered model would take more than MAX_BYTES."""
+    if not isinstance(model, Model):
+        return batch_size
+    try:
+        per_image = memory_per_image(build_on_meta(**model.config))
+    except Exception:  # a user's model that is not registered, or cannot run on the meta device
+        return batch_size
+    return max(1, min(batch_size, MAX_BYTES // max(1, per_image)))
+
+
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where the parameters are; an exported file has none, and takes fp32 on the CPU."""
+    """Device and type of the parameters; an exported file has none, and takes fp32 on the CPU."""
     first = next(model.parameters(), None)
     return (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)
 
 
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, and no TF32, which is cuDNN's default on recent GPUs and keeps 10 bits of the 23."""
+    """No autocast, and no TF32, which is cuDNN's default on recent GPUs and keeps only 10 of 23 bits."""
     with torch.autocast(device.type, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
@@ -210,31 +223,31 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def all_scores(
     model: nn.Module, images: Tensor, batch_size: int, progress: ProgressFn = no_progress, flip: bool = False
 ) -> Tensor:
-    """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU; with `flip` the means over
+    """images [n, c, h, w], uint8 or floats in [0, 1] -> scores float32 [n, K] on the CPU; with `flip`, averaged over
     each image and its mirror image."""
     device, dtype = placement(model)
     scores = []
     with in_eval_mode(model), full_precision(device):
         for start in range(0, len(images), batch_size):
             batch = to_float(images[start : start + batch_size].to(device)).to(dtype)
-            found = model(batch).float()
-            scores.append(((found + model(batch.flip(3)).float()) / 2 if flip else found).cpu())
-            if not torch.isfinite(scores[-1]).all():  # the highest of such scores would be an accident
+            values = model(batch).float()
+            scores.append(((values + model(batch.flip(3)).float()) / 2 if flip else values).cpu())
+            if not torch.isfinite(scores[-1]).all():  # their maximum would be meaningless
                 raise MspcapsError("the model's scores are not finite: its weights are damaged")
             progress("evaluating", min(start + batch_size, len(images)), len(images))
     return torch.cat(scores)
 
 
 def confidence(scores: Tensor, kind: ScoreKind) -> Tensor:
-    """The model's confidence in its answer, in [0, 1]: scores [n, K] -> [n].
+    """The model's confidence in its answers, in [0, 1]: scores [n, K] -> [n].
 
-    Of capsule lengths it is the largest one; logits go through softmax first.
+    It is the largest capsule length, or the largest softmax of the logits.
     """
     return (scores if kind == "lengths" else scores.softmax(1)).amax(1)
 
 
 def as_pair(data: object, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Images and labels, each a tensor, an array or, of labels, a list -> tensors [n, c, h, w] and [n]."""
+    """Images and labels, each a tensor or an array; labels may be a list -> tensors [n, c, h, w] and [n]."""
     match data:
         case (Tensor() | np.ndarray() as images, Tensor() | np.ndarray() | list() | tuple() as labels):
             if isinstance(images, np.ndarray):
@@ -255,29 +268,29 @@ def as_pair(data: object, model: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def gather(loader: "DataLoader[Any]") -> tuple[Tensor, Tensor]:
-    """All images and labels of a loader, in its order, as it gives them."""
+    """All images and labels of a loader, in its order."""
     images, labels = [], []
     for batch in iterate_batches(loader):
         match batch:
             case (Tensor() as x, Tensor() as y) if x.ndim == 4 and y.shape == x.shape[:1]:
-                to_float(x[:0] if x.dtype == torch.uint8 else x)  # refuses other numbers before the rest is read
+                to_float(x[:0] if x.dtype == torch.uint8 else x)  # refuses unsuitable numbers before reading the rest
                 images.append(x.cpu())
                 labels.append(y.cpu())
             case _:
                 raise MspcapsError(
-                    "a DataLoader for evaluate gives pairs of images [n, c, h, w] and labels [n], but this one gives "
-                    f"{type(batch).__name__}"
+                    "a DataLoader for evaluate must yield pairs of images [n, c, h, w] and labels [n], but this one "
+                    f"yields {type(batch).__name__}"
                 )
     if not images:
-        raise MspcapsError("the DataLoader gives no images")
+        raise MspcapsError("the DataLoader yields no images")
     return torch.cat(images), torch.cat(labels)
 
 
 def check_fit(model: nn.Module, data: ImageSet) -> None:
-    """A clear message instead of a shape error from deep inside."""
+    """Refuse images that the model does not take, instead of failing with a shape error from deep inside."""
     config = getattr(model, "config", None)
     if not isinstance(config, dict):
-        return  # a module of the user's own, which may take anything
+        return  # a user's module, which may take anything
     name, size = config["name"], config["img_size"]
     if (data.channels, *data.size) != (config["in_chans"], *size):
         raise MspcapsError(
@@ -288,8 +301,8 @@ def check_fit(model: nn.Module, data: ImageSet) -> None:
         raise MspcapsError(f"{name} has {config['num_classes']} classes, but {data.name} has {len(data.classes)}")
     classes = class_names(model) if getattr(model, "metadata", {}).get("classes") else data.classes
     if classes != data.classes:
-        wrong = next(i for i, pair in enumerate(zip(classes, data.classes, strict=True)) if len(set(pair)) > 1)
+        k = next(i for i, pair in enumerate(zip(classes, data.classes, strict=True)) if len(set(pair)) > 1)
         raise MspcapsError(
-            f"class {wrong} is {classes[wrong]!r} for the model and {data.classes[wrong]!r} in {data.name}: "
-            "load it with evaluation.load_for, which numbers the classes as the model does"
+            f"class {k} is {classes[k]!r} for the model and {data.classes[k]!r} in {data.name}: load the data with "
+            "evaluation.load_for, which numbers the classes as the model does"
         )

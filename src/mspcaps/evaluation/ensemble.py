@@ -1,4 +1,4 @@
-"""Several models that answer together: the mean of their scores decides."""
+"""An ensemble of models, which answers by the mean of their scores."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,9 +27,9 @@ def evaluate_ensemble(
 ) -> tuple[Evaluation, list[Evaluation]]:
     """Measure models on the same images -> the ensemble, whose scores are the mean of theirs, and each by itself.
 
-    `models` and `data` are what `evaluate` takes. If data are named, every model gets them in its own image size, and
-    `split` says which of them; without any it is what the first model was trained on. With `skip_broken` pictures that
-    cannot be read are left out, and `tell` is told which. With `flip` every model answers to mirror images as well.
+    `models` and `data` are as in `evaluate`. If `data` is a name, every model gets the images of the `split` in its own
+    image size; the default is the data that the first model was trained on. With `skip_broken`, pictures that cannot be
+    read are left out, and `tell` receives a sentence about them. `flip` is as in `evaluate`.
     """
     members = [as_model(model) for model in models]
     if len(members) < 2:
@@ -41,30 +41,30 @@ def evaluate_ensemble(
         data = data.readable(tell)
     results = []
     for number, member in enumerate(members, start=1):
-        named = f" with model {number} of {len(members)}"
-        report = lambda what, done, total, named=named: progress(what + named, done, total)  # noqa: E731
+        suffix = f" with model {number} of {len(members)}"
+        report = lambda what, done, total, suffix=suffix: progress(what + suffix, done, total)  # noqa: E731
         images = data
         if data is None or isinstance(data, str | Path):
-            told = tell if number == 1 else lambda sentence: None  # the same pictures every time
-            images = load_for(member, data, split, report, skip_broken=skip_broken, tell=told)
+            tell_once = tell if number == 1 else lambda sentence: None  # the same pictures every time
+            images = load_for(member, data, split, report, skip_broken=skip_broken, tell=tell_once)
         results.append(evaluate(member, images, batch_size, device, report, flip=flip))
         if not torch.equal(results[-1].labels, results[0].labels):
-            raise MspcapsError(f"model {number} numbers the classes in another order than model 1")
+            raise MspcapsError(f"model {number} numbers the classes in a different order than model 1")
     scores = torch.stack([result.scores for result in results]).mean(0)  # [n, K]
     return measure(unwrapped(members[0]), scores, results[0].labels, results[0].classes, flip=flip), results
 
 
 def check_alike(members: Sequence[nn.Module]) -> None:
-    """Lengths and logits have no common mean, nor have scores of other classes."""
+    """Refuse models whose scores cannot be averaged: lengths with logits, or scores of different classes."""
     first, *others = (unwrapped(member) for member in members)
     for number, other in enumerate(others, start=2):
-        for what, value, own in (
+        for what, expected, actual in (
             ("classes", *(config_of(model)["num_classes"] for model in (first, other))),
             ("classes", *(getattr(model, "metadata", {}).get("classes") for model in (first, other))),
             ("scores", *(getattr(model, "scores", "logits") for model in (first, other))),
         ):
-            if value != own:
+            if actual != expected:
                 raise MspcapsError(
-                    f"model {number} of the ensemble has other {what} than model 1 ({own!s:.80}, not {value!s:.80}): "
-                    "leave it out"
+                    f"model {number} of the ensemble has other {what} than model 1 ({actual!s:.80}, not "
+                    f"{expected!s:.80}): leave it out"
                 )

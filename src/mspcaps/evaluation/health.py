@@ -1,7 +1,7 @@
-"""Routing health: whether the capsules of each routing block share the couplings, and whether what they say counts.
+"""Routing health: whether the capsules of each routing block share the couplings, and whether they matter.
 
-    entropy   of the couplings along the axis of their softmax, mean over the rest: 1 is uniform, 0 is one capsule
-    top       mean coupling of the most used capsule, as a multiple of the uniform one
+    entropy   of the couplings along the axis of their softmax, mean over the rest: 1 is uniform, 0 is a single capsule
+    top       mean coupling of the most used capsule, as a multiple of the uniform coupling
     starved   share of the capsules that never have the largest coupling
     swapped   points of accuracy lost when one input of the block comes from another image
 
@@ -24,9 +24,9 @@ from mspcaps.models.layers import in_eval_mode
 
 LEAST_ENTROPY = 0.85
 MOST_TOP = 2.0
-IMAGES = {"cpu": 500}  # how many are looked at: enough there, at a few percent of an epoch
+IMAGES = {"cpu": 500}  # images measured, by device: enough on a CPU, and a few percent of an epoch's time
 IMAGES_ELSEWHERE = 2000
-CHUNK = 250  # images at a time: votes are kept in fp32 here, which takes more memory than the kernels do
+CHUNK = 250  # most images at a time: votes are kept in fp32 here, which takes more memory than the kernels do
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BlockHealth:
     """One routing block; see above."""
 
     name: str  # path of the block inside the model
-    capsules: int  # along the axis of the softmax: top / capsules is a mean coupling
+    capsules: int  # along the axis of the softmax
     entropy: float
     top: float
     starved: float
@@ -45,7 +45,7 @@ class BlockHealth:
         return self.entropy < LEAST_ENTROPY or self.top > MOST_TOP
 
     def why(self) -> str:
-        """What has collapsed, as the end of a sentence; nothing if nothing has."""
+        """Why it has collapsed, as the end of a sentence; empty if it has not."""
         reasons = []
         if self.entropy < LEAST_ENTROPY:
             reasons.append(f"the entropy of its couplings is {self.entropy:.2f} of uniform, below {LEAST_ENTROPY}")
@@ -57,7 +57,7 @@ class BlockHealth:
 
 
 def relative_entropy(couplings: Tensor, axis: int) -> Tensor:
-    """-> scalar: 1 if they are uniform along the axis, 0 if one has it all; a single capsule counts as uniform."""
+    """-> scalar: 1 if uniform along the axis, 0 if one capsule has it all; a single capsule counts as uniform."""
     n = couplings.shape[axis]
     entropy = -torch.xlogy(couplings, couplings).sum(axis).mean()  # 0 log 0 is 0
     return entropy / math.log(n) if n > 1 else torch.ones_like(entropy)
@@ -69,14 +69,14 @@ def mean_couplings(couplings: Tensor, axis: int) -> Tensor:
 
 
 def mark_winners(won: Tensor, couplings: Tensor, axis: int) -> None:
-    """Sets won [n] to one where a capsule has the largest coupling somewhere."""
+    """Set won [n] to one for every capsule that has the largest coupling somewhere."""
     won.index_fill_(0, couplings.argmax(axis).flatten(), 1.0)
 
 
 @contextlib.contextmanager
 def swapped(block: nn.Module, i: int) -> Iterator[list[bool]]:
-    """Meanwhile the i-th input of a block comes from the image before, that of the first image from the last. The list
-    that it gives is no longer empty once the block has been called."""
+    """Inside, the i-th input of a block comes from the previous image of the batch, that of the first image from the
+    last. The list that it yields is empty until the block is called."""
     called: list[bool] = []
 
     def roll(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -91,13 +91,13 @@ def swapped(block: nn.Module, i: int) -> Iterator[list[bool]]:
 
 
 class Sums:
-    """Of one block, over the images seen so far; on the device, and changed in place, so that CUDA graphs can."""
+    """Sums for one block over the images so far; on the device and updated in place, as CUDA graphs require."""
 
     def __init__(self, state: RoutingState) -> None:
         n, device = state.couplings.shape[state.axis], state.couplings.device
         self.inputs = state.inputs
         self.entropy, self.mean, self.won = (torch.zeros(size, device=device) for size in ((), n, n))
-        self.lost = torch.zeros(len(state.inputs), device=device)  # right answers, by input
+        self.lost = torch.zeros(len(state.inputs), device=device)  # right answers lost, by input
 
     def zero(self) -> None:
         for tensor in (self.entropy, self.mean, self.won, self.lost):
@@ -117,7 +117,7 @@ class Sums:
 
 
 class HealthMeter:
-    """Adds up the health of a model over batches, without making the device wait: only `read` does.
+    """Adds up the health of a model over batches. Only `read` waits for the device.
 
     The model must be in eval mode, without gradients.
     """
@@ -161,20 +161,20 @@ def count_right(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def chosen(n: int, device: torch.device) -> Tensor:
-    """Numbers of the images to look at, of n: always the same ones, and mixed, since a folder lists class after class
-    and the image before would be of the same class."""
-    mixed = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-    return mixed[: IMAGES.get(device.type, IMAGES_ELSEWHERE)]
+    """Indices of the images to measure, out of n: always the same ones, and shuffled, since a folder lists one class
+    after another and the previous image would be of the same class."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    return order[: IMAGES.get(device.type, IMAGES_ELSEWHERE)]
 
 
-def in_chunks(images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Chunks of about one size: an image alone would have no other to swap with."""
-    count = -(-len(images) // CHUNK)
+def in_chunks(images: Tensor, labels: Tensor, most: int = CHUNK) -> list[tuple[Tensor, Tensor]]:
+    """Chunks of about equal size: a single image would have no other to swap with."""
+    count = -(-len(images) // most)
     return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
 
 
 @torch.no_grad()
-def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockHealth, ...]:
+def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int = CHUNK) -> tuple[BlockHealth, ...]:
     """images [n, c, h, w], uint8 or floats in [0, 1], labels [n], on any device -> the health of each block."""
     first = next(model.parameters(), None)
     if first is None:
@@ -182,22 +182,22 @@ def measure_health(model: Model, images: Tensor, labels: Tensor) -> tuple[BlockH
     index = chosen(len(images), first.device).to(images.device)
     meter = HealthMeter(model)
     with in_eval_mode(model):
-        for x, y in in_chunks(images[index], labels[index.to(labels.device)]):
+        for x, y in in_chunks(images[index], labels[index.to(labels.device)], max(2, min(batch_size, CHUNK))):
             meter.add(to_float(x.to(first.device)).to(first.dtype), y.to(first.device))
     return meter.read()
 
 
 def as_curves(epochs: Sequence[Sequence[BlockHealth]]) -> dict[str, dict[str, Any]]:
-    """What a ledger keeps: for every block the values of all epochs to 4 digits, None for one that was not measured."""
+    """What a ledger keeps: the values of every block in all epochs, to 4 digits; None in epochs without them."""
     rows = [{block.name: block for block in epoch} for epoch in epochs]
     curves: dict[str, dict[str, Any]] = {}
-    for name, known in {name: block for row in rows for name, block in row.items()}.items():
+    for name, last in {name: block for row in rows for name, block in row.items()}.items():
         blocks = [row.get(name) for row in rows]
-        curves[name] = {"capsules": known.capsules}
+        curves[name] = {"capsules": last.capsules}
         for measure in ("entropy", "top", "starved"):
             curves[name][measure] = [block and short(getattr(block, measure)) for block in blocks]
         curves[name]["swapped"] = {
-            key: [block and short(block.swapped[key]) for block in blocks] for key in known.swapped
+            key: [block and short(block.swapped[key]) for block in blocks] for key in last.swapped
         }
     return curves
 

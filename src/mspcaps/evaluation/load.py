@@ -1,4 +1,4 @@
-"""Load a data set in the form that a trained model takes: its image size, its channels, its numbering of classes."""
+"""Load a data set in the form that a trained model takes: image size, channels and numbering of classes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +26,7 @@ def load_for(
     """Load images in the form the model takes; default: the data it was trained on. `model` comes from `load_model`.
 
     `progress` is called for every picture read from a folder; error messages name `option` as the way to choose data.
+    With `skip_broken`, pictures that cannot be read are left out, and `tell` receives a sentence about them.
     """
     model = unwrapped(model)
     metadata, config = getattr(model, "metadata", {}), config_of(model)
@@ -35,10 +36,10 @@ def load_for(
             raise MspcapsError(f"the weights do not say which data they were trained on: name a data set with {option}")
         if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
             raise MspcapsError(
-                f"the weights were trained on {name_or_path}, which is not here: give its path with {option}"
+                f"the weights were trained on {name_or_path}, which does not exist here: give its path with {option}"
             )
     if is_picture_folder(name_or_path):
-        # the folder of test pictures may be all grey where the training pictures were not
+        # test pictures may all be grey although training pictures were not
         pictures = open_folder(Path(name_or_path).expanduser(), split, config["img_size"])
         pictures = replace(pictures, channels=config["in_chans"])
         data = (pictures.readable(tell, progress) if skip_broken else pictures).resident(progress)
@@ -48,12 +49,12 @@ def load_for(
 
 
 def renumber(data: ImageSet, classes: list[str] | None) -> ImageSet:
-    """Number the labels as the model does, by the names of the classes; the data need not have all of them."""
+    """Number the labels as the model does, by class name; the data may lack some of the classes."""
     if classes is None or tuple(classes) == data.classes:
         return data
     if unknown := [name for name in data.classes if name not in classes]:
         raise MspcapsError(
-            f"{data.name} has a class {unknown[0]!r} that the model does not have: it has {', '.join(classes)}"
+            f"{data.name} has a class {unknown[0]!r} that the model does not know: its classes are {', '.join(classes)}"
         )
     table = torch.tensor([classes.index(name) for name in data.classes])
     return replace(data, labels=table[data.labels], classes=tuple(classes))

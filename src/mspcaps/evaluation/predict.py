@@ -1,4 +1,4 @@
-"""The classes of pictures, in files, in folders or in memory, by any model that takes a batch of images.
+"""Classify pictures, in files, in folders or in memory, with any model that takes a batch of images.
 
 torch is imported only for a model in PyTorch: `export.OnnxModel` predicts without it.
 """
@@ -28,7 +28,7 @@ Pictures = Any  # a path, a Pillow image, an array, a tensor, or several of them
 class Prediction:
     """The most likely classes of one picture with their scores, or an error message."""
 
-    path: Path | None  # None of an image in memory
+    path: Path | None  # None for an image in memory
     top: tuple[tuple[str, float], ...] = ()
     error: str | None = None
 
@@ -37,14 +37,14 @@ class Predictions(list[Prediction]):
     """What `predict` returns: a list that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        from mspcaps.pages.notebook import small_table  # pages are not for those who run an exported file
+        from mspcaps.pages.notebook import small_table  # needs jinja2, which an exported file runs without
 
         rows = [
             (
-                str(number) if one.path is None else one.path.name,
-                one.error or ", ".join(f"{name} {score:.3f}" for name, score in one.top),
+                str(number) if prediction.path is None else prediction.path.name,
+                prediction.error or ", ".join(f"{name} {score:.3f}" for name, score in prediction.top),
             )
-            for number, one in enumerate(self[:MAX_SHOWN])
+            for number, prediction in enumerate(self[:MAX_SHOWN])
         ]
         more = f"and {len(self) - MAX_SHOWN:,} more" if len(self) > MAX_SHOWN else ""
         return small_table(("picture", "most likely classes"), rows, more)
@@ -62,11 +62,11 @@ def predict(
     `pictures` are paths, where a folder means all pictures below it, Pillow images, arrays or tensors of uint8 or of
     floats in [0, 1], single or in batches, or a list of any of them. Images in memory are resized as files are.
     `model` may also be anything that `load_model` accepts. Untrained models have numbers as class names.
-    A broken file does not stop it: its prediction says why. With `skip_broken` it is left out, with a warning that
-    names the first of them.
+    A broken file does not stop it: its prediction has an `error`. With `skip_broken`, broken files are left out, with a
+    warning that names the first of them.
     """
-    found = stream_predictions(model, pictures, top, batch_size)
-    return Predictions(leave_out_broken(found, warn) if skip_broken else found)
+    predictions = stream_predictions(model, pictures, top, batch_size)
+    return Predictions(leave_out_broken(predictions, warn) if skip_broken else predictions)
 
 
 def stream_predictions(
@@ -75,11 +75,13 @@ def stream_predictions(
     """As `predict`, but the first predictions come while later pictures are still being read."""
     import torch
 
-    from mspcaps.evaluation.accuracy import all_scores
-    from mspcaps.models import as_model, class_names, config_of
+    from mspcaps.evaluation.accuracy import all_scores, limit_batch
+    from mspcaps.models import as_model, class_names, config_of, unwrapped
 
     module = as_model(model)
     config, classes = config_of(module), class_names(module)
+    if batch_size > 1:
+        batch_size = limit_batch(unwrapped(module), batch_size)
 
     def predict_fn(images: np.ndarray) -> np.ndarray:
         return all_scores(module, torch.from_numpy(images), len(images)).numpy()
@@ -96,8 +98,8 @@ def classify_pictures(
         raise MspcapsError(f"top is {top}, but must be at least 1")
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
-    one = isinstance(pictures, str | os.PathLike) or is_image(pictures) or not isinstance(pictures, Iterable)
-    sources = find_sources([pictures] if one else pictures, channels)
+    single = isinstance(pictures, str | os.PathLike) or is_image(pictures) or not isinstance(pictures, Iterable)
+    sources = find_sources([pictures] if single else pictures, channels)
     while batch := list(islice(sources, batch_size)):
         images: list[np.ndarray] = []
         errors: list[str | None] = []
@@ -106,7 +108,7 @@ def classify_pictures(
                 try:
                     images.append(fit_image(image, size, channels))
                 except MspcapsError as refusal:
-                    if isinstance(image, np.ndarray):  # not broken, but not for this model
+                    if isinstance(image, np.ndarray):  # not broken, but unsuitable for this model
                         raise
                     error = str(refusal)
             errors.append(error)
@@ -115,7 +117,7 @@ def classify_pictures(
             yield Prediction(path, error=error) if error else Prediction(path, best(next(scores), classes, top))
 
 
-Source = tuple[Path | None, Path | Image.Image | np.ndarray, str | None]  # its path, what to read, why not
+Source = tuple[Path | None, Path | Image.Image | np.ndarray, str | None]  # path, what to read, error
 
 
 def find_sources(pictures: Iterable[object], channels: int) -> Iterator[Source]:
@@ -136,27 +138,27 @@ def find_sources(pictures: Iterable[object], channels: int) -> Iterator[Source]:
 
 
 def stack(images: Sequence[np.ndarray]) -> np.ndarray:
-    """As they are if all are bytes, else as floats."""
+    """A batch of bytes if all images are bytes, else of floats."""
     if any(image.dtype != np.uint8 for image in images):
         images = [as_input(image) for image in images]
     return np.stack(images)
 
 
 def as_input(images: np.ndarray) -> np.ndarray:
-    """uint8 -> float32 in [0, 1]; floats are that already."""
+    """uint8 -> float32 in [0, 1]; floats stay as they are."""
     return images.astype(np.float32) / np.float32(255) if images.dtype == np.uint8 else images
 
 
-def leave_out_broken(found: Iterable[Prediction], tell: Callable[[str], None]) -> Iterator[Prediction]:
-    """The predictions without an error; at the end the others are told in one sentence. If all are broken, that is an
-    error."""
+def leave_out_broken(predictions: Iterable[Prediction], tell: Callable[[str], None]) -> Iterator[Prediction]:
+    """The predictions without an error; at the end `tell` receives a sentence about the others. If all pictures are
+    broken, that is an error."""
     errors, read = [], 0
-    for one in found:
-        if one.error is None:
+    for prediction in predictions:
+        if prediction.error is None:
             read += 1
-            yield one
+            yield prediction
         else:
-            errors.append(one.error)
+            errors.append(prediction.error)
     if errors and not read:
         raise MspcapsError(describe_broken(errors, len(errors)))
     if errors:

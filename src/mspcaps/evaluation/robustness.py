@@ -1,8 +1,8 @@
-"""What attacks left of a model's accuracy: the typed entry of results/robustness/, as a table and as a figure.
+"""A model's accuracy under attack: the typed entry of results/robustness/, as a table and as a chart.
 
 results/robustness/attack-<weights>[-<images>].json, one for each weights file and number of images, with model and data
-in the name where the weights do not say them. Every attack at every budget keeps which images survived it, so that
-several together (the worst case) can be counted afterwards.
+in the name if the weights do not name them. Every attack at every budget records which images survived it, so that the
+worst case over several attacks can be counted afterwards.
 """
 
 import base64
@@ -21,8 +21,8 @@ from mspcaps.pages.charts import Curve as ChartCurve
 from mspcaps.pages.charts import Panel, panels_chart
 
 FOLDER, PREFIX = "robustness", "attack-"
-MAX_TITLE = 44  # characters above the figure
-Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one for each image
+MAX_TITLE = 44  # characters above the chart
+Bits = np.ndarray[Any, np.dtype[np.bool_]]  # one per image
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Point:
     """One attack with one budget."""
 
     eps: float  # in pixel units: images lie in [0, 1]
-    survived: Bits = field(repr=False)  # of all images, those that the model gets right whatever the attack does
+    survived: Bits = field(repr=False)  # the images that the model still gets right under attack
     seconds: float = 0.0
 
     @property
@@ -41,13 +41,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One attack with all its budgets, in rising order."""
+    """One attack with all its budgets, in increasing order."""
 
     attack: str
     objective: str
     steps: int
     restarts: int
-    zero_gradients: float | None  # share of the images whose gradient is exactly zero; None for one that uses none
+    zero_gradients: float | None  # share of the images whose gradient is exactly zero; None if the attack uses none
     points: tuple[Point, ...]
 
     @property
@@ -59,8 +59,8 @@ class Curve:
         """PGD-20 on the cross-entropy, 5 restarts"""
         name = {"fgsm": "FGSM", "square": "Square", "votes": "vote attack"}.get(self.attack, self.attack.upper())
         steps = "" if self.attack == "fgsm" else f"-{self.steps}"
-        again = f", {self.restarts} restarts" if self.restarts > 1 else ""
-        return f"{name}{steps} on {self.objective.replace('_', ' ')}{again}"
+        restarts = f", {self.restarts} restarts" if self.restarts > 1 else ""
+        return f"{name}{steps} on {self.objective.replace('_', ' ')}{restarts}"
 
     def at(self, eps: float) -> Point | None:
         return next((point for point in self.points if same(point.eps, eps)), None)
@@ -68,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Caution:
-    """One sentence about what does not look right; `check` is the diagnostic that says it."""
+    """One sentence about a reason for doubt; `check` is the diagnostic that raised it."""
 
     check: str
     text: str
@@ -79,10 +79,10 @@ class Caution:
 
 @dataclass(frozen=True)
 class Robustness:
-    """What a run of `attack` found, or several of them on the same weights and images."""
+    """The result of one call of `attack`, or of several on the same weights and images."""
 
     model: str
-    weights: str  # what to call them; empty for a module from memory
+    weights: str  # their name; empty for a module in memory
     weights_sha256: str | None
     dataset: str
     seed: int
@@ -96,8 +96,8 @@ class Robustness:
         return len(self.clean)
 
     @property
-    def of(self) -> tuple[str | None, str, int, int]:
-        """What must be equal for two results to be about the same thing."""
+    def subject(self) -> tuple[str | None, str, int, int]:
+        """Equal for results that can be merged."""
         return self.weights_sha256, self.dataset, self.seed, self.n
 
     @property
@@ -107,20 +107,20 @@ class Robustness:
 
     @property
     def budgets(self) -> list[float]:
-        found: list[float] = []
+        budgets: list[float] = []
         for eps in sorted(point.eps for curve in self.curves for point in curve.points):
-            if not found or not same(found[-1], eps):
-                found.append(eps)
-        return found
+            if not budgets or not same(budgets[-1], eps):
+                budgets.append(eps)
+        return budgets
 
     def worst(self, eps: float, curves: Iterable[Curve] | None = None) -> float | None:
-        """Percent that survive every one of the attacks (default: all) which were made with this budget."""
+        """Percent of the images that survive every attack (default: all attacks) with this budget."""
         chosen = self.curves if curves is None else curves
-        left = [point.survived for curve in chosen if (point := curve.at(eps)) is not None]
-        return 100 * float(np.logical_and.reduce(left).mean()) if left else None
+        survived = [point.survived for curve in chosen if (point := curve.at(eps)) is not None]
+        return 100 * float(np.logical_and.reduce(survived).mean()) if survived else None
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Heads and rows: accuracy in percent, a column for each budget, the worst case last."""
+        """Heads and rows: accuracy in percent, a column per budget, the worst case last."""
         heads = ("attack", "zero gradients", *(f"eps {format_eps(eps)}" for eps in self.budgets))
         rows = [
             (
@@ -134,7 +134,7 @@ class Robustness:
         return heads, rows
 
     def figure(self) -> str:
-        """A standalone SVG: accuracy against eps, a line for each attack."""
+        """A standalone SVG: accuracy over eps, a line per attack."""
         lines = [
             ChartCurve(curve.label, [(0.0, self.clean_accuracy), *((255 * p.eps, p.accuracy) for p in curve.points)])
             for curve in self.curves
@@ -146,19 +146,18 @@ class Robustness:
         return panels_chart([panel], f"Accuracy under attack: {whole}", "accuracy, %")
 
     def merged(self, other: "Robustness") -> "Robustness":
-        """With the points of another run on the same weights and images; where both have one, the other's."""
-        if self.of != other.of:
+        """Add the points of another run on the same weights and images; they replace points that both have."""
+        if self.subject != other.subject:
             raise MspcapsError("only runs on the same weights, images and seed can be merged")
         curves = {curve.key: curve for curve in self.curves}
         for curve in other.curves:
-            old = curves[curve.key].points if curve.key in curves else ()
-            kept = [point for point in old if curve.at(point.eps) is None]
-            points = tuple(sorted([*kept, *curve.points], key=lambda point: point.eps))
-            curves[curve.key] = replace(curve, points=points)
-        from mspcaps.evaluation.attacks.diagnostics import COMPARISONS, compare  # which know this file
+            before = curves[curve.key].points if curve.key in curves else ()
+            points = [*curve.points, *(point for point in before if curve.at(point.eps) is None)]
+            curves[curve.key] = replace(curve, points=tuple(sorted(points, key=lambda point: point.eps)))
+        from mspcaps.evaluation.attacks.diagnostics import COMPARISONS, compare  # which import this file
 
-        probed = [caution for caution in (*self.cautions, *other.cautions) if caution.check not in COMPARISONS]
-        cautions = tuple(dict.fromkeys((*compare(tuple(curves.values())), *probed)))
+        kept = [caution for caution in (*self.cautions, *other.cautions) if caution.check not in COMPARISONS]
+        cautions = tuple(dict.fromkeys((*compare(tuple(curves.values())), *kept)))
         return replace(other, curves=tuple(curves.values()), cautions=cautions)
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,7 +204,7 @@ def same(a: float, b: float) -> bool:
 
 
 def format_eps(eps: float) -> str:
-    """8/255 where it is a whole number of grey levels, else 0.03"""
+    """8/255 if it is a whole number of grey levels, else 0.03"""
     levels = eps * 255
     return f"{round(levels)}/255" if levels and abs(levels - round(levels)) < 1e-3 else f"{eps:g}"
 
@@ -220,7 +219,7 @@ def parse_eps(text: str) -> float:
 
 
 def pack(bits: Bits) -> str:
-    """Of few or of most images a few characters remain."""
+    """Compressed text: a few characters if few or most of the bits are set."""
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
 
 
@@ -232,23 +231,23 @@ def unpack(text: str, n: int) -> Bits:
 
 
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
-    """`images` is in the name where only so many were attacked, model and data are where the weights do not say them,
-    and so is the seed of the starts, unless it is 0."""
+    """The name contains `images` if only that many were attacked, model and data if the weights do not name them, and
+    the seed unless it is 0."""
     model = "" if result.weights.startswith(result.model) else result.model
     data = result.weights.partition(".")[2]
     dataset = "" if f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
-    which = ("" if images is None else str(images), f"seed{result.seed}" if result.seed else "")
-    parts = (model, result.weights, dataset, *which)
+    count, seed = "" if images is None else str(images), f"seed{result.seed}" if result.seed else ""
+    parts = (model, result.weights, dataset, count, seed)
     return results / FOLDER / f"{PREFIX}{'-'.join(filter(None, parts))}.json"
 
 
 def write_robustness(path: Path, result: Robustness, environment: dict[str, Any] | None = None) -> Robustness:
-    """Adds the result to what the file has of the same weights and images, and draws the figure beside it."""
+    """Write the result, merged with what the file holds for the same weights and images, and the chart beside it."""
     result = replace(result, environment=environment or result.environment)
     if path.is_file():
-        known = read_robustness(path)
-        if known.of == result.of:
-            result = known.merged(result)
+        before = read_robustness(path)
+        if before.subject == result.subject:
+            result = before.merged(result)
     write_json(path, result.to_dict())
     write_atomically(path.with_suffix(".svg"), result.figure())
     return result
@@ -262,5 +261,5 @@ def read_robustness(path: Path) -> Robustness:
 
 
 def list_robustness(results: Path) -> Sequence[Robustness]:
-    """All of a results folder, by the names of their files."""
+    """All entries of a results folder, in the order of their file names."""
     return [read_robustness(path) for path in sorted((results / FOLDER).glob(f"{PREFIX}*.json"))]

@@ -1,11 +1,11 @@
 """Natural change: test images rotated, shifted, scaled, sheared, noisy, blurred, occluded or low in contrast.
 
-    CHANGES["rotation"](images, 30.0, seed=0)      the images, each turned by 30 degrees to one side or the other
+    CHANGES["rotation"](images, 30.0, seed=0)      the images, each rotated by 30 degrees to the left or to the right
     evaluate_shifts(model, "cifar10")              accuracy for every change at five strengths
 
-A change is a function of the images, its strength and a seed. Each image has its own draw, which depends on the seed
-and the number of the image alone: not on the batch it is in, nor on the strength, which only enlarges the same change.
-Strength 0 changes nothing. What a rotated or shifted image uncovers is black, as in training with augmentation.
+A change is a function of the images, its strength and a seed. Each image has its own random draw, which depends only on
+the seed and the number of the image: not on its batch, nor on the strength, which only enlarges the same change.
+Strength 0 changes nothing. Pixels from outside the image are black, as in training with augmentation.
 """
 
 import math
@@ -22,11 +22,12 @@ from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.augment import generator_for
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, nearest
-from mspcaps.evaluation.accuracy import all_scores, full_precision, placement, prepare
+from mspcaps.evaluation.accuracy import all_scores, full_precision, limit_batch, placement, prepare
 from mspcaps.files import ProgressFn, no_progress
+from mspcaps.models import unwrapped
 from mspcaps.models.layers import check_labels
 
-BLOCK = 100  # images whose draws are made at once
+BLOCK = 100  # images per block of random draws
 Shape = tuple[int, int, int, int]
 Draw = Callable[[torch.Generator, Shape], Tensor]  # shape [b, c, h, w] of images -> draws [b, ...]
 Apply = Callable[[Tensor, Tensor, float], Tensor]  # images [b, c, h, w], draws [b, ...], strength -> [b, c, h, w]
@@ -34,29 +35,29 @@ Apply = Callable[[Tensor, Tensor, float], Tensor]  # images [b, c, h, w], draws 
 
 @dataclass(frozen=True)
 class Change:
-    """One change and the five strengths it is measured at. Lengths are in parts of the side of the image."""
+    """One change and the five strengths it is measured at. Lengths are fractions of the side of the image."""
 
     name: str
-    unit: str  # of the strengths, as words that follow a number
+    unit: str  # of the strengths, as words after a number
     strengths: tuple[float, float, float, float, float]
     most: float  # the largest strength that makes sense
     draw: Draw
     apply: Apply
 
     def __call__(self, images: Tensor, strength: float, seed: int = 0, first: int = 0) -> Tensor:
-        """images [b, c, h, w], uint8 or floats in [0, 1] -> floats in [0, 1]. `first`: the first image's number."""
+        """images [b, c, h, w], uint8 or floats in [0, 1] -> floats in [0, 1]. `first` is the first image's number."""
         images = to_float(images)
         return self.changed(images, self.draws(images, seed, first), strength)
 
     def draws(self, images: Tensor, seed: int, first: int = 0) -> Tensor:
-        """One for each image: made on the CPU, so that every device sees the same ones, and for whole blocks of images,
-        so that it does not matter where a batch begins."""
+        """One draw per image: made on the CPU, so that they are the same on every device, and for whole blocks of
+        images, so that it does not matter where a batch begins."""
         _, c, h, w = images.shape
-        made = [
+        blocks = [
             self.draw(generator_for("shift", self.name, seed, block), (BLOCK, c, h, w))
             for block in range(first // BLOCK, (first + len(images) - 1) // BLOCK + 1)
         ]
-        return torch.cat(made)[first % BLOCK :][: len(images)].to(images.device)
+        return torch.cat(blocks)[first % BLOCK :][: len(images)].to(images.device)
 
     def changed(self, images: Tensor, draws: Tensor, strength: float) -> Tensor:
         if not 0 <= strength <= self.most:
@@ -66,7 +67,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ShiftEvaluation:
-    """Accuracies in percent: of the images as they are, and of every change at its five strengths."""
+    """Accuracies in percent: on the images as they are, and for every change at its five strengths."""
 
     clean: float
     accuracy: Mapping[str, tuple[float, ...]]
@@ -78,12 +79,12 @@ class ShiftEvaluation:
 
     @property
     def means(self) -> dict[str, float]:
-        """Of each change, over its strengths."""
+        """Mean accuracy of each change over its strengths."""
         return {name: statistics.fmean(values) for name, values in self.accuracy.items()}
 
     @property
     def mean(self) -> float:
-        """Over changes and strengths."""
+        """Mean accuracy over changes and strengths."""
         return statistics.fmean(self.means.values())
 
 
@@ -104,7 +105,7 @@ def evaluate_shifts(
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     chosen = [_change(name) for name in changes or CHANGES]
     model, images, labels, _ = prepare(model, data, device)
-    place, _ = placement(model)
+    place, batch_size = placement(model)[0], limit_batch(unwrapped(model), batch_size)
     right, clean, done = torch.zeros(len(chosen), len(chosen[0].strengths), dtype=torch.int64), 0, 0
     for start in range(0, len(images), batch_size):
         x, y = to_float(images[start : start + batch_size].to(place)), labels[start : start + batch_size]
@@ -121,8 +122,8 @@ def evaluate_shifts(
                 right[i, j] += count_right(change.changed(x, draws, strength))
                 done += len(x)
                 progress("evaluating changed images", done, len(images) * right.numel())
-    found = (100 * right.double() / len(images)).tolist()
-    accuracy = {change.name: tuple(row) for change, row in zip(chosen, found, strict=True)}
+    percent = (100 * right.double() / len(images)).tolist()
+    accuracy = {change.name: tuple(row) for change, row in zip(chosen, percent, strict=True)}
     return ShiftEvaluation(100 * clean / len(images), accuracy, len(images), seed)
 
 
@@ -134,7 +135,7 @@ def _change(name: str) -> Change:
 
 
 def warp(images: Tensor, matrices: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Every image through its matrix about its centre, then moved by its offset: bilinear, black comes in.
+    """Transform every image by its matrix about its centre, then move it by its offset: bilinear, with black outside.
 
     images [b, c, h, w], matrices [b, 2, 2] and offsets [b, 2] on (row, column) in pixels -> [b, c, h, w]
     """
@@ -143,7 +144,7 @@ def warp(images: Tensor, matrices: Tensor, offsets: Tensor | None = None) -> Ten
     rows, columns = (torch.arange(side, dtype=torch.float64, device=images.device) for side in (h, w))
     target = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).view(1, h * w, 2)
     moved = target - middle - (0.0 if offsets is None else offsets.double()[:, None])
-    # einsum: b image, p pixel, i row or column of the source, o of the target -> where each pixel comes from [b, p, i]
+    # einsum: b image, p pixel, i source coordinate, o target coordinate -> where each pixel comes from [b, p, i]
     source = torch.einsum("bio,bpo->bpi", torch.linalg.inv(matrices.double()), moved) + middle
     corner = source.floor()
     part, (top, left) = (source - corner).to(images.dtype), corner.long().unbind(-1)
@@ -166,7 +167,7 @@ def rotate(images: Tensor, sides: Tensor, degrees: float) -> Tensor:
 
 
 def shift(images: Tensor, directions: Tensor, distance: float) -> Tensor:
-    """By whole pixels, in a direction in radians."""
+    """By whole pixels, along a direction in radians."""
     h, w = images.shape[2:]
     along = torch.stack([directions.sin() * h, directions.cos() * w], -1)
     return warp(images, _identity(images), (distance * along).round())
@@ -179,7 +180,7 @@ def scale(images: Tensor, sides: Tensor, amount: float) -> Tensor:
 
 
 def shear(images: Tensor, sides: Tensor, amount: float) -> Tensor:
-    """A row moves sideways by `amount` times its height over the centre."""
+    """Each row moves sideways by `amount` times its height above the centre."""
     matrices = _identity(images)
     matrices[:, 1, 0] = -amount * sides
     return warp(images, matrices)
@@ -190,7 +191,7 @@ def add_noise(images: Tensor, noise: Tensor, deviation: float) -> Tensor:
 
 
 def blur(images: Tensor, _: Tensor, width: float) -> Tensor:
-    """With a Gaussian of this standard deviation, cut off at three of them; the edge is continued outwards."""
+    """A Gaussian of this standard deviation, cut off at three of them; the border is replicated."""
     b, c, h, w = images.shape
     sigma = width * min(h, w)
     reach = math.ceil(3 * sigma)
@@ -198,13 +199,13 @@ def blur(images: Tensor, _: Tensor, width: float) -> Tensor:
     kernel = (-0.5 * (steps / sigma) ** 2).exp()
     kernel = kernel / kernel.sum()
     padded = F.pad(images.reshape(b * c, 1, h, w), (reach, reach, reach, reach), mode="replicate")
-    with full_precision(images.device):  # TF32 would see other images than a CPU
+    with full_precision(images.device):  # with TF32 the images would differ from those of a CPU
         blurred = F.conv2d(F.conv2d(padded, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1))
     return blurred.view(b, c, h, w)
 
 
 def occlude(images: Tensor, places: Tensor, part: float) -> Tensor:
-    """A rectangle with this part of both sides, somewhere inside, takes the mean colour of the image."""
+    """A rectangle of this fraction of both sides, somewhere inside, takes the mean colour of the image."""
     h, w = images.shape[2:]
     inside = []
     for side, place in ((h, places[:, 0]), (w, places[:, 1])):
@@ -217,7 +218,7 @@ def occlude(images: Tensor, places: Tensor, part: float) -> Tensor:
 
 
 def lower_contrast(images: Tensor, _: Tensor, amount: float) -> Tensor:
-    """This part of the way from the image to its mean brightness."""
+    """Move every pixel this fraction of the way to the mean brightness of the image."""
     return images.lerp(images.mean((1, 2, 3), keepdim=True).expand_as(images), amount)
 
 

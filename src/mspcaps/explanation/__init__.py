@@ -1,4 +1,4 @@
-"""Why a model decides as it does: heat maps and scores of any model, routing and part-whole tree where it has them."""
+"""Why a model decides as it does: heat maps and scores for every model, routing and part-whole tree if it has them."""
 
 from mspcaps.explanation.analysis import Explanation, explain
 from mspcaps.explanation.geometry import Rect, Scale

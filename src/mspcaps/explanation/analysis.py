@@ -1,7 +1,7 @@
-"""`mspcaps.explain(model, x)`: what a model makes of each image, and which patches speak for each class.
+"""`mspcaps.explain(model, x)`: a model's answer for each image, and which patches speak for each class.
 
-Heat maps and scores exist for every model. What the routing did is there where the model has couplings, and the
-part-whole tree where its routing goes from patches on a grid to the classes.
+Heat maps and scores exist for every model, the state of the routing for models with couplings, and the part-whole tree
+for models whose routing leads from patches on a grid to the classes.
 """
 
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ Label = int | str | Tensor  # a class by number or name, or one number per image
 class Explanation:
     """The explanation of b images. A class is given as a number, a name, or one number per image [b].
 
-    Effects, heat maps and trees are worked out when they are first asked for, by the model itself and not by a copy: if
-    it has been trained further meanwhile, that is an error.
+    Effects, heat maps and trees are computed on first use, by the model itself and not by a copy: if it has been
+    trained further since, that is an error.
     """
 
     images: Tensor  # [b, c, h, w] in [0, 1]
@@ -36,7 +36,7 @@ class Explanation:
     routing: tuple[RoutingState, ...]  # of every block, the last one routes to the classes; empty without couplings
     scales: tuple[Scale, ...]  # of the patches, finest first
     model: Model = field(repr=False)
-    progress: Progress = field(default=lambda done, of: None, repr=False)  # of the effects: minutes for large images
+    progress: Progress = field(default=lambda done, of: None, repr=False)  # large images take minutes
 
     def __repr__(self) -> str:
         shape = " x ".join(str(side) for side in self.images.shape[1:])
@@ -66,13 +66,13 @@ class Explanation:
 
     @cached_property
     def evidence(self) -> Tensor:
-        """[b, K]: what the effects of a scale add up to, together with that of a blank image (heat.py)."""
+        """[b, K]: the evidence for each class, which is that in a blank image plus the effects of a scale (heat.py)."""
         return evidence(self.model, self.scores)
 
     @cached_property
     @torch.no_grad()
     def all_effects(self) -> list[Tensor]:
-        """[b, n_i, K] of every scale, finest first, found once for all classes (heat.py)."""
+        """[b, n_i, K] for every scale, finest first, computed once for all classes (heat.py)."""
         with in_eval_mode(self.model):
             if not torch.allclose(self.model(self.images), self.scores, rtol=1e-3, atol=1e-4):
                 raise MspcapsError("the model has changed since it was explained: call explain again")
@@ -80,17 +80,17 @@ class Explanation:
 
     @property
     def has_tree(self) -> bool:
-        """Whether the routing can be followed from the classes back to patches: patches lie on grids, and every block
-        says which of its fine capsules stand under which coarse one."""
+        """Whether the routing leads from the classes back to patches: patches lie on grids, and every block records
+        which fine capsules belong to which coarse one."""
         if self.in_windows:
             return len(self.routing) == len(self.scales)
-        followed = all(state.fine_agreements is not None and state.grids is not None for state in self.routing)
+        traceable = all(state.fine_agreements is not None and state.grids is not None for state in self.routing)
         on_grids = bool(self.model.patch_grids()) and len(self.routing) == max(1, len(self.scales) - 1)
-        return followed and on_grids
+        return traceable and on_grids
 
     @property
     def in_windows(self) -> bool:
-        """Whether every capsule has a place, and parts count only for the wholes in whose window they lie."""
+        """Whether every capsule has a place, and parts count only for wholes whose window they lie in."""
         return bool(self.routing[:-1]) and all(state.members is not None for state in self.routing[:-1])
 
     def label_numbers(self, label: Label) -> Tensor:
@@ -105,9 +105,9 @@ class Explanation:
         return numbers
 
     def effects(self, label: Label) -> list[Tensor]:
-        """[b, n_i] of every scale, finest first: what uncovering each patch adds to the evidence for the class.
+        """[b, n_i] for every scale, finest first: what uncovering each patch adds to the evidence for the class.
 
-        At every scale they add up to the evidence in the image less that in a blank one.
+        At every scale they add up to the evidence in the image minus that in a blank one.
         """
         images, numbers = torch.arange(len(self.images)), self.label_numbers(label)
         return [value[images, :, numbers] for value in self.all_effects]
@@ -115,13 +115,13 @@ class Explanation:
     def heat_map(self, label: Label) -> Tensor:
         """[b, H, W]: each effect spread evenly over the pixels of its patch, averaged over the scales.
 
-        Its sum is that of the effects of a scale; it is negative where a patch speaks against the class.
+        It adds up to the same sum as the effects of a scale; it is negative where a patch speaks against the class.
         """
         maps = [scale.spread(value) for scale, value in zip(self.scales, self.effects(label), strict=True)]
         return torch.stack(maps).mean(0)
 
     def drawn_map(self, label: Label) -> Tensor:
-        """[b, H, W]: the heat map as pages show it, smoothed, so that patches leave no edges of their own."""
+        """[b, H, W]: the heat map as pages show it, smoothed to hide the edges of patches."""
         return smooth(self.heat_map(label), self.scales[0].cell)
 
     def tree(self, image: int = 0, label: int | str | None = None) -> Node:
@@ -130,12 +130,12 @@ class Explanation:
             name = self.model.config["name"]
             raise MspcapsError(f"{name} has no part-whole tree: its routing cannot be followed back to patches")
         number = self.class_number(image, label)
-        found = [value[image, :, number] for value in self.all_effects]
+        effects = [value[image, :, number] for value in self.all_effects]
         builder = WindowTreeBuilder if self.in_windows else TreeBuilder
-        return builder(self.routing, self.scales, found, image).tree(number)
+        return builder(self.routing, self.scales, effects, image).tree(number)
 
     def parts(self, image: int = 0, label: int | str | None = None) -> list[Node]:
-        """Where the heat map, as it is drawn, adds up to most: patches, coarse to fine, which the page outlines."""
+        """The patches with the most heat on the drawn map, coarse to fine, which the page outlines."""
         heat = self.drawn_map(self.class_number(image, label))[image, None]
         return strongest_parts([scale.gather(heat)[0] for scale in self.scales], self.scales)
 
@@ -148,7 +148,7 @@ class Explanation:
 
 @torch.no_grad()
 def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambda done, of: None) -> Explanation:
-    """Explain the model's answers for images in [0, 1], [b, c, h, w]. The model is left as it was.
+    """Explain the model's answers for images in [0, 1], [b, c, h, w]. The model stays unchanged.
 
     `model` may be a weights file or the name of shipped weights.
     """
@@ -164,15 +164,16 @@ def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambd
 
 
 def check_images(model: Model, x: Tensor) -> Tensor:
-    """A sentence instead of a shape error from deep inside."""
+    """Refuse unsuitable images with a clear message instead of a shape error from deep inside."""
     config = model.config
     check_floating(x)
     if x.ndim != 4 or len(x) == 0:
         raise MspcapsError(f"images must have the shape [b, c, h, w] with b at least 1, not {tuple(x.shape)}")
     if tuple(x.shape[1:]) != (config["in_chans"], *config["img_size"]):
-        wanted = " x ".join(str(side) for side in (config["in_chans"], *config["img_size"]))
-        got = " x ".join(str(side) for side in x.shape[1:])
-        raise MspcapsError(f"{config['name']} takes images of {wanted} (channels, height, width), not {got}")
-    if not (bool((x >= 0).all()) and bool((x <= 1).all())):  # also refuses what is not a number
+        expected, actual = (
+            " x ".join(map(str, shape)) for shape in ((config["in_chans"], *config["img_size"]), x.shape[1:])
+        )
+        raise MspcapsError(f"{config['name']} takes images of {expected} (channels, height, width), not {actual}")
+    if not (bool((x >= 0).all()) and bool((x <= 1).all())):  # also refuses NaN
         raise MspcapsError("images must hold numbers in [0, 1], but some are outside this range or NaN")
     return x

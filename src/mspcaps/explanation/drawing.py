@@ -1,6 +1,6 @@
-"""Pictures of an explanation as inline SVG: the parts on the image, the heat map, the couplings.
+"""Drawings of an explanation as inline SVG: the parts on the image, the heat map, the couplings.
 
-The image itself is stored once in the page, as #picture; every drawing refers to it.
+The page stores the image once, as #picture, and all drawings refer to it.
 """
 
 from collections.abc import Sequence
@@ -16,35 +16,43 @@ from mspcaps.explanation.tree import Node
 from mspcaps.pages import image_url, png_url
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
-FAINT = 0.1  # what the effects of a map must add up to, at the strongest of them, to be drawn in full colour
-# From little to much: warm speaks for the class, cold against it. The stronger, the darker: so it can also be read
-# without colours, and orange and blue are far apart for those who confuse red with green.
+FAINT = 0.1  # a map in full colour everywhere adds up to at least this, so that weak effects stay pale
+# From weak to strong: warm speaks for the class, cold against it. Stronger is darker, so that a map can be read without
+# colours, and orange and blue differ even for those who confuse red with green.
 WARM = ((255, 214, 90), (250, 140, 20), (200, 40, 10), (120, 10, 0))
 COLD = ((150, 205, 255), (50, 130, 240), (20, 60, 190), (10, 20, 110))
 OPACITY = 0.9  # of full colour: the picture stays visible
 
 
+def float_image_url(image: Tensor) -> str:
+    """[c, h, w] in [0, 1] -> a PNG as a data URL."""
+    return image_url((image.detach().cpu() * 255).round().to(torch.uint8).numpy())
+
+
+def pale_grey(image: Tensor) -> Tensor:
+    """[c, h, w] -> [1, h, w]: a background on which the dark colours of a map stand out."""
+    return image.mean(0, keepdim=True) * 0.6 + 0.4
+
+
 def definitions(image: Tensor) -> Markup:
-    """The image in colour and in grey, for all drawings of the page to use."""
+    """The image in colour and in grey, for all drawings of the page."""
     height, width = image.shape[1:]
-    grey = image.mean(0, keepdim=True) * 0.6 + 0.4  # pale, so that the dark colours of a map stand out on it
     size = f'width="{width}" height="{height}" preserveAspectRatio="none"'
-    picture, pale = (image_url((shown * 255).round().to(torch.uint8).numpy()) for shown in (image, grey))
     return Markup(
         '<svg class="defs" width="0" height="0" aria-hidden="true"><defs>'
-        f'<image id="picture" {size} href="{picture}"/><image id="grey" {size} href="{pale}"/>'
-        "</defs></svg>"
+        f'<image id="picture" {size} href="{float_image_url(image)}"/>'
+        f'<image id="grey" {size} href="{float_image_url(pale_grey(image))}"/></defs></svg>'
     )
 
 
 def kind_of(scale: int, scales: int) -> str:
-    """The last scale is coarse, the first fine; what is between is mid."""
+    """The last scale is coarse, the first fine, any other mid."""
     return "coarse" if scale == scales - 1 else KINDS[min(scale, 1)]
 
 
 def rectangle(rect: Rect, kind: str, width: float) -> str:
-    """An outline inside the rectangle, with a dark one under it so that it shows on any image."""
-    width = min(width, 0.4 * min(rect.right - rect.left, rect.bottom - rect.top))  # a patch of a large image is small
+    """An outline inside the rectangle, over a dark one that makes it visible on any image."""
+    width = min(width, 0.4 * min(rect.right - rect.left, rect.bottom - rect.top))  # patches of a large image are small
     inset = width / 2
     shape = (
         f'x="{rect.left + inset:g}" y="{rect.top + inset:g}" width="{rect.right - rect.left - width:g}" '
@@ -71,12 +79,12 @@ def parts_drawing(parts: Sequence[Node], size: tuple[int, int], scales: int) -> 
     )
 
 
-def ink(top: float, pixels: int) -> float:
-    """The effect of a pixel that is drawn in full colour: the largest one, unless all of them are next to nothing."""
-    return max(top, FAINT / pixels)
+def full_colour(largest: float, pixels: int) -> float:
+    """The effect of a pixel in full colour: the largest of the map, unless all of them are negligible."""
+    return max(largest, FAINT / pixels)
 
 
-def between(colours: Sequence[tuple[int, int, int]], share: Tensor) -> Tensor:
+def gradient(colours: Sequence[tuple[int, int, int]], share: Tensor) -> Tensor:
     """[...] in [0, 1] -> [..., 3]: the colour at each share of the way from the first to the last."""
     stops, place = torch.tensor(colours, dtype=share.dtype), share * (len(colours) - 1)
     below = place.long().clamp(max=len(colours) - 2)
@@ -84,32 +92,32 @@ def between(colours: Sequence[tuple[int, int, int]], share: Tensor) -> Tensor:
 
 
 def heat_colours(share: Tensor) -> Tensor:
-    """Shares [...] in [-1, 1] of the effect in full colour -> uint8 [..., 4]: red, green, blue, opacity."""
-    much = share.abs()
-    colour = torch.where((share >= 0).unsqueeze(-1), between(WARM, much), between(COLD, much))
-    opacity = 255 * OPACITY * much.pow(0.8)  # small effects must still be seen
+    """Effects [...] in [-1, 1], where 1 is full colour -> uint8 [..., 4]: red, green, blue, opacity."""
+    strength = share.abs()
+    colour = torch.where((share >= 0).unsqueeze(-1), gradient(WARM, strength), gradient(COLD, strength))
+    opacity = 255 * OPACITY * strength.pow(0.8)  # small effects must remain visible
     return torch.cat([colour, opacity.unsqueeze(-1)], -1).round().to(torch.uint8)
 
 
-def heat_drawing(heat: Tensor, top: float, label: str) -> Markup:
-    """[H, W] over the pale grey image; `top` is where the ink is full."""
+def heat_drawing(heat: Tensor, largest: float, label: str) -> Markup:
+    """[H, W] over the pale grey image; `largest` is the largest effect of all maps that share the scale."""
     height, width = heat.shape
-    drawn = png_url(heat_colours((heat / ink(top, heat.numel())).clamp(-1, 1)).cpu().numpy())
+    overlay = png_url(heat_colours((heat / full_colour(largest, heat.numel())).clamp(-1, 1)).cpu().numpy())
     return Markup(
         f'<svg class="big" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"><use href="#grey"/>'
         f'<image style="image-rendering:auto" width="{width}" height="{height}" preserveAspectRatio="none" '
-        f'href="{drawn}"/></svg>'
+        f'href="{overlay}"/></svg>'
     )
 
 
 def colour_key() -> Markup:
-    """All colours of a heat map, from the strongest against the class to the strongest for it, on the grey below."""
-    drawn = png_url(heat_colours(torch.linspace(-1, 1, 101)[None]).numpy())
-    return Markup(f'<img class="colours" alt="" src="{drawn}">')
+    """All colours of a heat map, from the strongest against the class to the strongest for it."""
+    colours = png_url(heat_colours(torch.linspace(-1, 1, 101)[None]).numpy())
+    return Markup(f'<img class="colours" alt="" src="{colours}">')
 
 
 def couplings_drawing(state: RoutingState, image: int, j: int) -> Markup:
-    """The couplings to output j of a block, the largest first, beside what each would be if all were equal."""
+    """The couplings to output j of a block, largest first, and a line at the value of equal couplings."""
     values = state.couplings[:, image, j].sort(descending=True).values.tolist()
     uniform = 1 / state.couplings.shape[state.axis]
     width, height, top = 500, 120, max(*values, uniform)

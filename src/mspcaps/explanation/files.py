@@ -23,10 +23,10 @@ MAX_NAME = 180  # bytes of a page's name
 
 @dataclass(frozen=True)
 class PageResult:
-    """The page of one picture and its answer, or the sentence that says why there is none."""
+    """The page of one picture and the answer, or the error."""
 
     picture: Path
-    page: Path | None = None  # beside the page of them all, index.html
+    page: Path | None = None  # beside index.html, which lists all pages
     answer: str = ""
     error: str | None = None
 
@@ -35,8 +35,8 @@ def write_pages(
     weights: str | Path, paths: Iterable[str | Path], out: Path, label: str | None = None,
     progress: Callable[[str, int, int], None] = lambda picture, done, of: None, device: str | torch.device = "cpu",
 ) -> Iterator[PageResult]:  # fmt: skip
-    """One page per picture, in order, in a folder of these weights below `out`, and there a page of them all, also if
-    it ends early. A folder stands for all pictures below it. A broken file spoils no other."""
+    """Write one page per picture, in order, to a folder of these weights below `out`, and an index page, even if it is
+    interrupted. A folder stands for all pictures below it. A broken file does not affect the others."""
     model, name = load_model(weights).to(device), weights_name(weights)
     config = config_of(model)
     if config["in_chans"] not in (1, 3):
@@ -66,26 +66,26 @@ def explain_pictures(
             yield PageResult(path, error=str(error))
             continue
         name = display_name(path)
-        found = explain(model, pixels[None].float() / 255, partial(progress, name))
-        asked = found.class_number(0, label)
+        result = explain(model, pixels[None].float() / 255, partial(progress, name))
+        asked = result.class_number(0, label)
         key = page_key(path, label)
         page = free_page(out, page_name(path, label), key)
-        write_atomically(page, render_page(found, 0, name, seen_by, asked, key))
-        index.add(page, path, name, found)
-        named = dict.fromkeys((int(found.ranking[0, 0]), asked))  # the winner, and what was asked about
-        answer = ", ".join(f"{found.classes[number]} {float(found.presence[0, number]):.3f}" for number in named)
+        write_atomically(page, render_page(result, 0, name, seen_by, asked, key))
+        index.add(page, path, name, result)
+        labels = dict.fromkeys((int(result.ranking[0, 0]), asked))  # the winner, and the class asked about
+        answer = ", ".join(f"{result.classes[number]} {float(result.presence[0, number]):.3f}" for number in labels)
         yield PageResult(path, page, answer)
 
 
 def display_name(picture: Path) -> str:
-    """ship/0.png: pictures of different classes are often called alike."""
+    """ship/0.png: pictures of different classes often have the same name."""
     folder = picture.parent.name
     return to_utf8(f"{folder}/{picture.name}" if folder.strip(".") else picture.name)
 
 
 def page_name(picture: Path, label: str | None = None) -> str:
-    """cat/000.png -> cat-000, asked about the class dog cat-000-dog. As long as a disk takes it, with room for what is
-    added while it is written."""
+    """cat/000.png -> cat-000, or cat-000-dog for the class dog. Cut to a length that file systems take, with room for
+    the suffix of a file being written."""
     folder = picture.parent.name
     name = to_utf8(f"{folder}-{picture.stem}" if folder.strip(".") else picture.stem)
     name += "-" + re.sub(r"[^\w.-]", "_", label) if label else ""
@@ -95,12 +95,11 @@ def page_name(picture: Path, label: str | None = None) -> str:
 
 
 def page_key(picture: Path, label: str | None = None) -> str:
-    """What a page is about, wherever the command was called from; it gives no path of the machine away."""
+    """Identifies picture and class, whatever the working directory, without revealing a path of this machine."""
     return hashlib.sha256(os.fsencode(picture.resolve()) + f"\n{label or ''}".encode()).hexdigest()[:16]
 
 
 def free_page(out: Path, name: str, key: str) -> Path:
-    """name.html, name-2.html, ...: the first that is about this very picture or not there yet; a picture called index
-    leaves that name to the page of them all."""
+    """name.html, name-2.html, ...: the first that has this key or does not exist yet; index.html is reserved."""
     pages = (out / f"{numbered}.html" for numbered in numbered_names(name) if f"{numbered}.html" != NAME)
     return next(page for page in pages if not os.path.lexists(page) or has_key(page, key))

@@ -1,4 +1,4 @@
-"""Where a capsule looks: its cell on the grid of its scale and the pixels of that cell."""
+"""Where a capsule looks: its cell on the grid of its scale, and the pixels of that cell."""
 
 from typing import NamedTuple
 
@@ -20,10 +20,10 @@ class Rect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """One scale: the grid of its patches, and how many pixels one cell of it is wide.
+    """One scale: the grid of its patches, and the width of a cell in pixels.
 
-    Where capsules are cut from patches of p x p numbers of a feature map, a cell is p times the stride of that map.
-    What the capsule can see, its receptive field, is larger: every convolution on the way adds a margin.
+    If capsules are cut from patches of p x p numbers of a feature map, a cell is p times the stride of that map. The
+    receptive field of a capsule is larger: every convolution on the way adds a margin.
     """
 
     cell: int  # pixels: the patch times the stride of its feature map
@@ -35,13 +35,13 @@ class Scale(NamedTuple):
         return divmod(index, self.grid[1])
 
     def rect(self, index: int) -> Rect:
-        """The pixels of one cell, cut off where the image ends."""
+        """The pixels of one cell, clipped to the image."""
         row, column = self.place(index)
         top, left = row * self.cell, column * self.cell
         return Rect(top, left, min(top + self.cell, self.img_size[0]), min(left + self.cell, self.img_size[1]))
 
     def inside(self, rect: Rect) -> list[int]:
-        """The patches that begin in this rectangle, the last one if it lies beyond them all."""
+        """The patches that begin in this rectangle; the last patch if the rectangle lies beyond them all."""
         rows, columns = (
             range(min(-(-first // self.cell), count - 1), min(-(-end // self.cell), count))
             for first, end, count in zip(rect[:2], rect[2:], self.grid, strict=True)
@@ -49,7 +49,7 @@ class Scale(NamedTuple):
         return [row * self.grid[1] + column for row in rows for column in columns]
 
     def owners(self) -> Tensor:
-        """int64 [H, W]: the patch each pixel belongs to; the border that patches of 3 drop goes with its neighbour."""
+        """int64 [H, W]: the patch that each pixel belongs to; a border that no patch covers joins its neighbour."""
         rows, columns = (
             (torch.arange(side) // self.cell).clamp(max=count - 1)
             for side, count in zip(self.img_size, self.grid, strict=True)
@@ -57,9 +57,9 @@ class Scale(NamedTuple):
         return rows[:, None] * self.grid[1] + columns
 
     def spread(self, values: Tensor) -> Tensor:
-        """[b, n] -> [b, H, W]: each cell's value shared out evenly among its pixels, so that the sums agree.
+        """[b, n] -> [b, H, W]: the value of each cell divided evenly among its pixels, so that the sums agree.
 
-        Pixels under no cell (the border that patches of 3 drop) get nothing.
+        Pixels outside all cells (the border that patches of 3 drop) get zero.
         """
         (rows, columns), (height, width) = self.grid, self.img_size
         heights = torch.full((rows,), self.cell).cumsum(0).clamp(max=height).diff(prepend=torch.zeros(1).long())
@@ -70,15 +70,15 @@ class Scale(NamedTuple):
         return F.pad(density, (0, width - density.shape[2], 0, height - density.shape[1]))
 
     def gather(self, heat: Tensor) -> Tensor:
-        """[b, H, W] -> [b, n]: what a map adds up to in each cell, and in the border that goes with it."""
+        """[b, H, W] -> [b, n]: the sum of a map over each cell and the border that joins it."""
         sums = heat.new_zeros(len(heat), self.grid[0] * self.grid[1])
         return sums.index_add(1, self.owners().flatten().to(heat.device), heat.flatten(1))
 
 
 def smooth(heat: Tensor, cell: int) -> Tensor:
-    """[b, H, W] -> [b, H, W]: without the edges of the cells, which the eye would take for edges of what is seen.
+    """[b, H, W] -> [b, H, W]: without the edges of cells, which the eye would mistake for edges in the image.
 
-    A Gaussian with a deviation of a third of the finest cell; beyond the border everything is as at the border.
+    A Gaussian whose standard deviation is a third of the finest cell; the border is replicated.
     """
     reach = torch.arange(-cell, cell + 1, dtype=heat.dtype, device=heat.device)
     weights = torch.exp(-4.5 * (reach / cell) ** 2)
@@ -88,12 +88,12 @@ def smooth(heat: Tensor, cell: int) -> Tensor:
 
 
 def default_scales(img_size: tuple[int, int]) -> list[Scale]:
-    """For a model that has no patches of its own: at most 8, 4 and 2 of them along the longer side."""
+    """For a model without patches of its own: at most 8, 4 and 2 along the longer side."""
     cells = dict.fromkeys(-(-max(img_size) // count) for count in (8, 4, 2))
     return [Scale(cell, (-(-img_size[0] // cell), -(-img_size[1] // cell)), img_size) for cell in cells]
 
 
 def members(fine: Grid, coarse: Grid) -> Tensor:
-    """int64 [k, m]: the number of the m-th fine capsule under coarse capsule k, as the routing groups them."""
+    """int64 [k, m]: the number of the m-th fine capsule under the coarse capsule k, as the routing groups them."""
     numbers = torch.arange(fine[0] * fine[1]).view(1, -1, 1)
     return group_fine(numbers, fine, coarse)[0, :, :, 0]

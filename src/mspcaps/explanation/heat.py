@@ -1,21 +1,21 @@
-"""How much each patch of each scale has to do with every class. Any model will do: only its scores are asked for.
+"""The effect of each patch of each scale on every class. Works for any model: only its scores are needed.
 
-Begin with a blank image of the mean colour and uncover the patches of one scale one after another. What patch i adds to
-the evidence v for class j when its turn comes, averaged over orders, is its effect:
+Begin with a blank image of the mean colour and uncover the patches of one scale one after another. The effect of patch
+i is what it adds to the evidence v for class j when its turn comes, averaged over orders:
 
     e[i, j] = mean over orders of  v_j(patches before i, and i)  -  v_j(patches before i)
 
-The evidence of a length l is the root of l / (1 - l): of a capsule that was squashed as in CapsNet this is |s_j|, its
-length before squash. That of a logit is the logit less the mean of all logits.
+The evidence of a length l is the square root of l / (1 - l): for a capsule squashed as in CapsNet this is |s_j|, its
+length before squash. The evidence of a logit is the logit minus the mean of all logits.
 
-Over all orders this is the Shapley value of the patch, which is computed exactly up to EXACT_PATCHES. For more it is
-the mean over ORDERS of them, half drawn once and for all, half the same ones backwards, so that what is early in one is
-late in another. Whatever the orders, the effects of a scale add up exactly to the evidence in the image less that in
-the blank one, and no derivative is taken anywhere: the maximum in the routing and the ReLUs before it count for what
-they do, not for what they would do to an infinitely small change.
+Over all orders this is the Shapley value of the patch, which is computed exactly for up to EXACT_PATCHES patches. For
+more it is the mean over ORDERS orders: half of them random but always the same, the other half their reverses, so that
+a patch that comes early in one comes late in another. Whatever the orders, the effects of a scale add up exactly to the
+evidence in the image minus that in the blank image. No derivative is taken: the maximum in the routing and the ReLUs
+before it count for what they do, not for their response to an infinitely small change.
 
-The scales are asked apart, since their patches overlap: a whole on each level. One pass answers for all classes.
-docs/explain.md has this measured against other ways.
+Scales are treated separately, since their patches overlap. One pass serves all classes. docs/explain.md compares this
+with other methods.
 """
 
 import math
@@ -29,16 +29,16 @@ from mspcaps.models import Model
 
 Progress = Callable[[int, int], None]  # passes done, passes in all
 EXACT_PATCHES = 4  # all their subsets take hardly more passes than ORDERS orders
-ORDERS = 4  # more are better and cost as much again; an even number, see orders_of
+ORDERS = 4  # an even number, see orders_of; more are better and cost in proportion
 MAX_PIXELS = 32 * 32 * 32  # in one pass through the model: more would take more memory and hardly less time
-LONGEST = 1 - 1e-6  # of a capsule: the way back from 1 would be infinite
+MAX_LENGTH = 1 - 1e-6  # of a capsule: undoing squash at 1 would give infinity
 
 
 def evidence(model: Model, scores: Tensor) -> Tensor:
-    """Scores [b, K] -> [b, K], without an upper end."""
+    """Scores [b, K] -> [b, K], without an upper bound."""
     if model.scores == "logits":
         return scores - scores.mean(1, keepdim=True)
-    scores = scores.clamp(0, LONGEST)  # squash makes l = |s|^2 / (1 + |s|^2) of |s|; this is the way back
+    scores = scores.clamp(0, MAX_LENGTH)  # undoes squash, l = |s|^2 / (1 + |s|^2)
     return (scores / (1 - scores)).sqrt()
 
 
@@ -48,7 +48,7 @@ def mean_image(model: Model, x: Tensor) -> Tensor:
 
 
 def orders_of(n: int, count: int) -> Iterator[Tensor]:
-    """Orders of n patches, int64 [n] each: every second one is the one before it backwards. Always the same ones."""
+    """Orders of n patches, int64 [n] each, always the same ones: every second one reverses the one before it."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(count // 2):
         order = torch.randperm(n, generator=generator)
@@ -60,27 +60,27 @@ def orders_of(n: int, count: int) -> Iterator[Tensor]:
 def effects(
     model: Model, x: Tensor, scales: Sequence[Scale], orders: int = ORDERS, progress: Progress = lambda done, of: None
 ) -> list[Tensor]:
-    """Images [b, c, h, w], a model in evaluation mode -> [b, n_i, K] of every scale."""
+    """Images [b, c, h, w], a model in eval mode -> [b, n_i, K] for every scale."""
     blank = mean_image(model, x)
-    nothing, everything = (evidence(model, model(shown)) for shown in (blank[:1], x))
+    nothing, everything = (evidence(model, model(images)) for images in (blank[:1], x))
     nothing = nothing.expand_as(everything)
-    together = max(1, MAX_PIXELS // (len(x) * x.shape[2] * x.shape[3]))
+    chunk = max(1, MAX_PIXELS // (len(x) * x.shape[2] * x.shape[3]))
     counts = [scale.grid[0] * scale.grid[1] for scale in scales]
     passed, passes = 0, sum(2**n - 2 if n <= EXACT_PATCHES else orders * (n - 1) for n in counts)
 
     def values(shown: Tensor, owners: Tensor) -> Tensor:
-        """Which patches are shown, bool [s, n], nothing first and all last -> the evidence, [s, b, K]."""
+        """Which patches are shown, bool [s, n], none first and all last -> the evidence [s, b, K]."""
         nonlocal passed
         between = []
-        for part in shown[1:-1].split(together):
-            if len(part):  # not with a single patch
+        for part in shown[1:-1].split(chunk):
+            if len(part):  # with a single patch there is nothing between none and all
                 images = torch.where(part[:, owners][:, None, None], x, blank)  # [s, b, c, h, w]
                 between.append(evidence(model, model(images.flatten(0, 1))).unflatten(0, (len(part), -1)))
                 passed += len(part)
                 progress(passed, passes)
         return torch.cat([nothing[None], *between, everything[None]])
 
-    found = []
+    results = []
     for scale, n in zip(scales, counts, strict=True):
         owners = scale.owners().to(x.device)  # [h, w]
         if n <= EXACT_PATCHES:
@@ -91,16 +91,16 @@ def effects(
             for order in orders_of(n, orders):
                 shown = order.argsort() < torch.arange(n + 1)[:, None]
                 total[order.to(x.device)] += values(shown.to(x.device), owners).diff(dim=0) / orders
-        found.append(total.transpose(0, 1))
-    return found
+        results.append(total.transpose(0, 1))
+    return results
 
 
 def shapley(subsets: Tensor, values: Tensor) -> Tensor:
     """All subsets of n patches, bool [2^n, n] in the order of their binary numbers, with values [2^n, ...] -> [n, ...]:
     what each patch adds, averaged over all orders."""
     n, sizes = subsets.shape[1], subsets.sum(1).tolist()
-    found = []
+    means = []
     for i in range(n):
         without = [s for s in range(2**n) if not subsets[s, i]]
-        found.append(sum((values[s + 2**i] - values[s]) / (n * math.comb(n - 1, sizes[s])) for s in without))
-    return torch.stack(found)  # type: ignore[arg-type]
+        means.append(sum((values[s + 2**i] - values[s]) / (n * math.comb(n - 1, sizes[s])) for s in without))
+    return torch.stack(means)  # type: ignore[arg-type]

@@ -10,23 +10,23 @@ from mspcaps.explanation.drawing import kind_of, rectangle
 from mspcaps.explanation.tree import Node
 from mspcaps.pages import signed
 
-ROWS, TWIGS = 4, 3  # coarse patches drawn, and patches of each middle capsule
+ROWS, TWIGS = 4, 3  # number of coarse patches, and of patches under each of them
 TOP, GAP = 64, 26
-DECISIVE = "that sets the coupling"  # of all fine capsules below a coarse one, its agreement is the one that counts
-COARSE, SMALL = 92, 52  # heights of the little images
+DECISIVE = "that sets the coupling"  # the one fine capsule below a coarse one whose agreement counts
+COARSE, SMALL = 92, 52  # heights of the thumbnails
 X_CLASS, X_COARSE, X_MIDDLE, X_MID, X_FINE = 0, 190, 478, 618, 842
-WIDTH, PILL = 1016, 136  # of the drawing, and of the class in it
+WIDTH, PILL = 1016, 136  # widths of the drawing and of the class in it
 
 
 @dataclass(frozen=True)
 class Drawer:
-    """Draws for images of one size and a model of so many scales."""
+    """Draws patches of images of one size, for a model with this many scales."""
 
     size: tuple[int, int]
     scales: int
 
-    def little(self, node: Node, x: float, y: float, height: float) -> str:
-        """The whole image, small, dark but for the patch, its left edge at x and its middle at y."""
+    def thumbnail(self, node: Node, x: float, y: float, height: float) -> str:
+        """The whole image, dark except for the patch, with its left edge at x and its middle at y."""
         assert node.rect is not None and node.scale is not None
         rows, columns = self.size
         r, zoom = node.rect, height / max(self.size)
@@ -39,14 +39,14 @@ class Drawer:
         )
 
     def width(self, height: float) -> float:
-        """Of a little image."""
+        """Of a thumbnail."""
         return height * self.size[1] / max(self.size)
 
 
 def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> Markup:
-    """The coarse patches that add most to the class, and under each those that add most to its middle capsule."""
+    """The coarse patches that add most to the class, and next to each the finer patches that add most to it."""
     drawer = Drawer(size, scales)
-    chosen = root.children[:ROWS]  # what adds most comes first
+    chosen = root.children[:ROWS]  # largest contribution first
     deep = bool(chosen[0].children[0].children)
     height = max(COARSE, TWIGS * (SMALL + 10) if deep else 0) + GAP
     total, middle = TOP + height * len(chosen), TOP + height * len(chosen) / 2
@@ -54,8 +54,8 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> M
     for number, node in enumerate(chosen):
         y = TOP + height * (number + 0.5) - GAP / 2
         parts.append(edge(X_CLASS + PILL, middle, X_COARSE, y, node))
-        parts.append(drawer.little(node, X_COARSE, y, COARSE))
-        parts.append(facts(X_COARSE + drawer.width(COARSE) + 12, y, node))
+        parts.append(drawer.thumbnail(node, X_COARSE, y, COARSE))
+        parts.append(vote_words(X_COARSE + drawer.width(COARSE) + 12, y - 5, 20, node))
         parts.append(branch(drawer, node, y) if deep else leaf(drawer, node, y))
     parts.append(
         f'<rect class="pill" x="{X_CLASS}" y="{middle - 30:.1f}" width="{PILL}" height="60" rx="12"/>'
@@ -73,12 +73,12 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> M
 
 def heads(root: Node, chosen: Sequence[Node], deep: bool) -> str:
     """Titles of the columns."""
-    left = root.children[len(chosen) :]
-    rest = f"the other {len(left)} add {signed(sum(node.contribution or 0.0 for node in left))}" if left else ""
+    others = root.children[len(chosen) :]
+    rest = f"the other {len(others)} add {signed(sum(node.contribution or 0.0 for node in others))}" if others else ""
     columns = [(X_CLASS, "the class", ""), (X_COARSE, f"coarse patches, {extent(chosen[0])}", rest)]
     if deep:
         voters = voters_of(chosen[0])
-        best = f"{min(TWIGS, len(voters))} of {len(voters)}, that add most"
+        best = f"the {min(TWIGS, len(voters))} of {len(voters)} that add most"
         if has_centre(chosen[0]):
             columns.append((X_MIDDLE - 30, "middle capsule", DECISIVE))
         columns.append((X_MID, f"its patches, {extent(voters[0])}", best))
@@ -93,7 +93,7 @@ def heads(root: Node, chosen: Sequence[Node], deep: bool) -> str:
 
 
 def branch(drawer: Drawer, coarse: Node, y: float) -> str:
-    """Coarse patch -> middle capsule, if there is one -> the patches that add most to it -> the fine patch of each."""
+    """Coarse patch -> middle capsule, if there is one -> the patches that add most to it -> a fine patch of each."""
     start = X_COARSE + drawer.width(COARSE) + 118
     parts, fork = [], start
     if has_centre(coarse):
@@ -103,19 +103,16 @@ def branch(drawer: Drawer, coarse: Node, y: float) -> str:
     for number, twig in enumerate(twigs):
         at = y + (number - (len(twigs) - 1) / 2) * (SMALL + 10)
         parts.append(edge(fork, y, X_MID, at, twig))
-        parts.append(drawer.little(twig, X_MID, at, SMALL))
+        parts.append(drawer.thumbnail(twig, X_MID, at, SMALL))
         x = X_MID + drawer.width(SMALL) + 9
-        parts.append(
-            f'<text class="value" x="{x:.1f}" y="{at - 4:.1f}">adds {signed(twig.contribution)}</text>'
-            f'<text class="tick" x="{x:.1f}" y="{at + 14:.1f}">coupling {twig.coupling:.2f}</text>'
-        )
+        parts.append(vote_words(x, at - 4, 18, twig))
         fine = twig.children[0]
-        word = (
-            f"adds {signed(fine.contribution)}" if fine.contribution is not None else f"agrees {signed(fine.agreement)}"
-        )
+        words = f"agrees {signed(fine.agreement)}"
+        if fine.contribution is not None:
+            words = f"adds {signed(fine.contribution)}"
         parts.append(f'<line class="link" x1="{x + 110:.1f}" x2="{X_FINE}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(drawer.little(fine, X_FINE, at, SMALL))
-        parts.append(f'<text class="tick" x="{X_FINE + drawer.width(SMALL) + 9:.1f}" y="{at + 5:.1f}">{word}</text>')
+        parts.append(drawer.thumbnail(fine, X_FINE, at, SMALL))
+        parts.append(f'<text class="tick" x="{X_FINE + drawer.width(SMALL) + 9:.1f}" y="{at + 5:.1f}">{words}</text>')
     if has_centre(coarse):
         (centre,) = coarse.children
         parts.append(
@@ -128,37 +125,37 @@ def branch(drawer: Drawer, coarse: Node, y: float) -> str:
 
 
 def has_centre(coarse: Node) -> bool:
-    """Whether a middle capsule without a place stands between a coarse patch and the finer ones."""
+    """Whether a middle capsule, which has no place, lies between a coarse patch and the finer ones."""
     return coarse.children[0].kind == "middle"
 
 
 def voters_of(coarse: Node) -> Sequence[Node]:
-    """The patches of the middle scale that make up a coarse one, or the middle capsule that agrees with it."""
+    """The patches of the middle scale that vote for a coarse patch, or for the middle capsule below it."""
     return coarse.children[0].children if has_centre(coarse) else coarse.children
 
 
 def leaf(drawer: Drawer, coarse: Node, y: float) -> str:
-    """With one routing block the fine patch comes straight under the coarse one."""
+    """With a single routing block the fine patch follows the coarse one directly."""
     (fine,) = coarse.children
     start = X_COARSE + drawer.width(COARSE) + 118
     return (
         f'<line class="link" x1="{start:.1f}" x2="{X_MIDDLE}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f"{drawer.little(fine, X_MIDDLE, y, COARSE)}"
+        f"{drawer.thumbnail(fine, X_MIDDLE, y, COARSE)}"
         f'<text class="tick" x="{X_MIDDLE + drawer.width(COARSE) + 12:.1f}" y="{y + 5:.1f}">'
         f"agrees {signed(fine.agreement)}</text>"
     )
 
 
-def facts(x: float, y: float, node: Node) -> str:
-    """What a coarse patch has to do with the class."""
+def vote_words(x: float, y: float, leading: float, node: Node) -> str:
+    """What a vote adds and, below it, its coupling."""
     return (
-        f'<text class="value" x="{x:.1f}" y="{y - 5:.1f}">adds {signed(node.contribution)}</text>'
-        f'<text class="tick" x="{x:.1f}" y="{y + 15:.1f}">coupling {node.coupling:.2f}</text>'
+        f'<text class="value" x="{x:.1f}" y="{y:.1f}">adds {signed(node.contribution)}</text>'
+        f'<text class="tick" x="{x:.1f}" y="{y + leading:.1f}">coupling {node.coupling:.2f}</text>'
     )
 
 
 def edge(x1: float, y1: float, x2: float, y2: float, node: Node) -> str:
-    """As thick as the coupling is strong; its colour is the sign of what the vote adds, the number at its end."""
+    """Its width shows the coupling, its colour the sign of what the vote adds."""
     bend, kind = (x1 + x2) / 2, "for" if (node.contribution or 0.0) >= 0 else "against"
     width = 1.5 + 14 * (node.coupling or 0.0)
     path = f"M{x1:.1f} {y1:.1f}C{bend:.1f} {y1:.1f} {bend:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
@@ -171,5 +168,5 @@ def extent(node: Node) -> str:
 
 
 def short(name: str) -> str:
-    """What fits into the pill; of a long name the beginning and the end, which tell classes apart."""
+    """What fits into the pill; a long name keeps its beginning and its end, where class names differ."""
     return name if len(name) <= 11 else f"{name[:6]}…{name[-4:]}"

@@ -1,4 +1,4 @@
-"""Trained models for elsewhere: ONNX and torch.export files, checked against PyTorch, and the Hugging Face hub.
+"""Trained models for use elsewhere: ONNX and torch.export files, checked against PyTorch, and the Hugging Face hub.
 
 `export_model(model, "model.onnx")` writes a file, `OnnxModel("model.onnx")` runs it without torch, and
 `load_onnx("model.onnx")` makes it a module that `evaluate` measures.

@@ -1,4 +1,4 @@
-"""From a model to a graph: torch.export, and ONNX made from it. The batch is free, everything else is fixed."""
+"""From a model to a graph: torch.export, and ONNX made from it. The batch size is dynamic, everything else fixed."""
 
 import contextlib
 import copy
@@ -23,22 +23,21 @@ T = TypeVar("T")
 
 
 def fp32_eval_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode, in fp32, on the CPU: a GPU may round by more than a file may differ."""
+    """A copy in eval mode, in fp32, on the CPU: the rounding of a GPU may exceed the tolerance of the check."""
     return copy.deepcopy(model).to("cpu", torch.float32).eval()
 
 
 def trace(model: nn.Module) -> ExportedProgram:
     """The forward pass of `fp32_eval_copy`."""
-    config = config_of(model)
-    twin = fp32_eval_copy(model)
-    example = torch.zeros(2, config["in_chans"], *config["img_size"])  # a batch of 1 would be taken as fixed
+    config, copied = config_of(model), fp32_eval_copy(model)
+    example = torch.zeros(2, config["in_chans"], *config["img_size"])  # a batch of 1 would be taken as constant
     return wrap_errors(
-        lambda: torch.export.export(twin, (example,), dynamic_shapes=({0: Dim("batch")},)), config["name"]
+        lambda: torch.export.export(copied, (example,), dynamic_shapes=({0: Dim("batch")},)), config["name"]
     )
 
 
 def to_onnx(program: ExportedProgram, metadata: Metadata) -> bytes:
-    """An ONNX file with its metadata. The names of source files that the exporter adds are removed."""
+    """An ONNX file with its metadata, without the source file names that the exporter adds."""
     require("onnx", "onnx")
     require("onnxscript", "onnx")
     exported = wrap_errors(
@@ -68,7 +67,7 @@ def to_pt2(program: ExportedProgram, metadata: Metadata) -> bytes:
     """A torch.export file; `torch.export.load(path).module()` is the model again."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # it names files of this machine
+            node.meta.pop("stack_trace", None)  # contains paths of this machine
     buffer = io.BytesIO()
     with quiet():
         torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata.to_strings())})
@@ -76,13 +75,13 @@ def to_pt2(program: ExportedProgram, metadata: Metadata) -> bytes:
 
 
 def onnx_runner(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
-    """The content of a file in onnxruntime: images float32 -> scores."""
+    """Runs the content of a file in onnxruntime: images float32 -> scores."""
     session = open_session(content, torch.get_num_threads())
     return lambda images: session.run(None, {INPUT: images})[0]
 
 
 def pt2_runner(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
-    """The content of a file, loaded by torch.export: images float32 -> scores."""
+    """Runs the content of a file in PyTorch: images float32 -> scores."""
     with quiet():
         module = torch.export.load(io.BytesIO(content)).module()
 
@@ -94,7 +93,7 @@ def pt2_runner(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def wrap_errors(export: Callable[[], T], name: str) -> T:
-    """One line instead of the exporter's page; its errors have no common base class."""
+    """Turn the exporter's long errors, which have no common base class, into one line."""
     try:
         with quiet():
             return export()
@@ -106,7 +105,7 @@ def wrap_errors(export: Callable[[], T], name: str) -> T:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporters print: about torchvision, which is not needed, and about features to come."""
+    """Silence the exporters, which print about torchvision, which is not needed, and about upcoming features."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

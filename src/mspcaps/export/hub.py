@@ -1,6 +1,6 @@
-"""Models in a folder, and on the Hugging Face hub: model.safetensors, config.json and a README.md as model card.
+"""Models in a folder and on the Hugging Face hub: model.safetensors, config.json, and README.md as model card.
 
-The weights file is the one that mspcaps writes everywhere: `mspcaps predict FOLDER/model.safetensors PICTURE` works.
+The weights file is an ordinary one: `mspcaps predict FOLDER/model.safetensors PICTURE` works.
 """
 
 import json
@@ -34,12 +34,12 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 
 
 def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = None) -> Path:
-    """Save a model of `load_model` or `create_model` to a folder and return the folder.
+    """Save a model from `load_model` or `create_model` to a folder and return the folder.
 
-    `licence` is the hub's word for it, such as "mit" or "cc-by-4.0", for weights of your own.
+    `licence` is the hub's name for the licence of your own weights, such as "mit" or "cc-by-4.0".
     """
     model = unwrapped(model)
-    describe(model)  # refuses modules that do not know their own sizes
+    describe(model)  # refuses modules without a configuration
     folder, card = Path(folder).expanduser(), shipped_card(model)
     save_weights(folder / WEIGHTS, model, **getattr(model, "metadata", {}))
     write_atomically(folder / CONFIG, json.dumps(hub_config(model), indent=1, ensure_ascii=False) + "\n")
@@ -50,11 +50,11 @@ def save_pretrained(model: nn.Module, folder: str | Path, licence: str | None = 
 def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> Model:
     """Load a model from a folder or from a hub repository OWNER/NAME (`revision`: branch, tag or commit).
 
-    In eval mode; `model.metadata` has its classes and recipe. Only safetensors and JSON are fetched and read.
+    The model is in eval mode; `model.metadata` has its classes and recipe. Only safetensors and JSON are downloaded.
     """
     folder = Path(name_or_folder).expanduser()
     if folder.is_file() or str(name_or_folder) in list_pretrained():
-        raise MspcapsError(f"{name_or_folder} is not a folder but weights: use load_model")
+        raise MspcapsError(f"{name_or_folder} is a weights file, not a folder: use load_model")
     if not folder.is_dir():
         folder = fetch(str(name_or_folder), revision)
     elif revision is not None:
@@ -65,35 +65,35 @@ def from_pretrained(name_or_folder: str | Path, revision: str | None = None) -> 
 
 
 def push_to_hub(model: nn.Module, repo_id: str, private: bool = False, licence: str | None = None) -> str:
-    """Upload a model to the hub repository OWNER/NAME, creating it if needed, and return its address.
+    """Upload a model to the hub repository OWNER/NAME, creating it if needed, and return its URL.
 
     Log in first, with `hf auth login` or the variable HF_TOKEN.
     """
     hub: Any = require("huggingface_hub", "hub")
     check_name(repo_id)
-    with tempfile.TemporaryDirectory() as place:
-        save_pretrained(model, place, licence)
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder, licence)
         try:
-            address = hub.create_repo(repo_id, private=private, exist_ok=True)
-            hub.upload_folder(repo_id=repo_id, folder_path=place, commit_message=f"Model of mspcaps {__version__}")
-        except Exception as error:  # the errors of the network and of the hub have no common base
+            url = hub.create_repo(repo_id, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"Model of mspcaps {__version__}")
+        except Exception as error:  # errors of the network and of the hub have no common base class
             raise MspcapsError(f"cannot upload the model to {repo_id}: {first_line(error)}") from error
-    return str(address)
+    return str(url)
 
 
 def fetch(repo_id: str, revision: str | None) -> Path:
-    """The repository's weights and configuration in the cache of huggingface_hub, fetched if they are not there."""
+    """The folder with the repository's weights and configuration in huggingface_hub's cache, downloaded if need be."""
     check_name(repo_id)
     hub: Any = require("huggingface_hub", "hub")
     try:
-        place = hub.snapshot_download(repo_id, revision=revision, allow_patterns=[WEIGHTS, CONFIG])
-    except Exception as error:  # the errors of the network and of the hub have no common base
+        folder = Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[WEIGHTS, CONFIG]))
+    except Exception as error:  # errors of the network and of the hub have no common base class
         raise MspcapsError(
             f"there is no folder {repo_id}, and it cannot be downloaded from the Hugging Face hub: {first_line(error)}"
         ) from error
-    if not (Path(place) / WEIGHTS).is_file():
-        raise MspcapsError(f"{repo_id} on the Hugging Face hub holds no {WEIGHTS}: it was not uploaded by mspcaps")
-    return Path(place)
+    if not (folder / WEIGHTS).is_file():
+        raise MspcapsError(f"{repo_id} on the Hugging Face hub has no {WEIGHTS}: it was not uploaded by mspcaps")
+    return folder
 
 
 def check_name(repo_id: str) -> None:
@@ -102,7 +102,7 @@ def check_name(repo_id: str) -> None:
 
 
 def hub_config(model: nn.Module) -> dict[str, Any]:
-    """config.json: for people, and for the hub, which counts its downloads. The weights file says all of it, too."""
+    """config.json, for readers and for the hub, which counts its downloads. The weights file has all of it, too."""
     config = config_of(model)
     return {
         "library_name": "mspcaps",
@@ -115,7 +115,7 @@ def hub_config(model: nn.Module) -> dict[str, Any]:
 
 
 def check_config(model: nn.Module, path: Path) -> None:
-    """Refuse a folder put together from two models; config.json may be missing."""
+    """Refuse a folder whose files belong to two models; config.json may be missing."""
     if not path.is_file():
         return
     try:
@@ -129,7 +129,7 @@ def check_config(model: nn.Module, path: Path) -> None:
 
 
 def shipped_card(model: nn.Module) -> Card | None:
-    """The card of the shipped weights that the model has, unchanged; None if it has others."""
+    """The card of the shipped weights if the model has them unchanged, else None."""
     config = config_of(model)
     state = model.state_dict()
     for name in list_pretrained(f"{config['name']}.*"):
@@ -140,7 +140,7 @@ def shipped_card(model: nn.Module) -> Card | None:
 
 
 def model_card(model: nn.Module, card: Card | None, licence: str | None) -> str:
-    """README.md: front matter for the hub, then the facts; an accuracy only where one was measured."""
+    """README.md: front matter for the hub, then the facts; accuracy only if it was measured."""
     task = describe(model)
     height, width = task.img_size
     params = sum(parameter.numel() for parameter in model.parameters())

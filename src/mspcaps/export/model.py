@@ -1,4 +1,4 @@
-"""`export_model`: a trained model as one file for elsewhere, written only after it gave PyTorch's answers."""
+"""`export_model`: a trained model as one file, written only after its scores have matched PyTorch's."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from mspcaps.files import ProgressFn, no_progress, sha256_of, write_atomically
 from mspcaps.models import Model, as_model, class_names, config_of, create_model, unwrapped, weights_path
 
 BATCHES = (1, 3, 8)
-TOLERANCE = 1e-5  # of scores up to 1, such as capsule lengths; of larger ones, relative to the largest
+TOLERANCE = 1e-5  # for scores up to 1, such as capsule lengths; relative to the largest score if that is above 1
 SUFFIXES = (".onnx", ".pt2")
 
 
@@ -29,7 +29,7 @@ class Exported:
     path: Path
     bytes: int
     metadata: Metadata
-    differences: dict[int, float]  # batch -> largest difference of a score to PyTorch's, in fp32
+    differences: dict[int, float]  # batch size -> largest difference from PyTorch's scores, in fp32
     agreement: Agreement | None = None  # of int8
 
 
@@ -43,7 +43,7 @@ def export_model(
     """Export a model to `path`: .onnx for onnxruntime, .pt2 for torch.export.load, both for any batch size.
 
     Before anything is written, the scores are compared with the model's in batches of 1, 3 and 8. `int8` (ONNX only)
-    quantises the convolutions, with ranges set on training images of `calibrate`, a data set or a folder; default: the
+    quantises the convolutions, with ranges from training images of `calibrate`, a data set or a folder; default: the
     data the model was trained on. `model` may be a module, a weights file or the name of shipped weights; for the
     latter two the metadata includes the sha256 of the file.
     """
@@ -68,7 +68,7 @@ def export_model(
 
 
 class OnnxModule(nn.Module):
-    """An exported file as a module on the CPU. It has scores only: no parameters, no couplings."""
+    """An exported file as a module on the CPU. It gives scores only: it has no parameters and no couplings."""
 
     def __init__(self, file: OnnxModel) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ class OnnxModule(nn.Module):
         self.config = {
             "name": task.model, "num_classes": len(task.classes), "in_chans": task.channels, "img_size": task.img_size
         }  # fmt: skip
-        model = registered_twin(task)
+        model = registered_model(task)
         if model is None and task.scores is None:
             raise MspcapsError(
-                f"the file holds a {task.model}, which no imported code registers, and does not say whether its scores "
-                "are lengths or logits: export it again, or name the module that registers it with --import"
+                f"the file contains a {task.model}, which is not registered, and does not say whether its scores are "
+                "lengths or logits: export it again, or name the module that registers it with --import"
             )
         self.scores = "lengths" if (task.scores or model.scores) == "lengths" else "logits"  # type: ignore[union-attr]
-        if model is not None and model.scores == self.scores:  # otherwise an option changed them, and the loss
+        if model is not None and model.scores == self.scores:  # otherwise an option changed scores and loss
             self.criterion = model.criterion
         recipe = {"recipe": {"data": task.data}} if task.data else {}
         self.metadata = {**({"classes": list(task.classes)} if task.named else {}), **recipe}
@@ -93,9 +93,9 @@ class OnnxModule(nn.Module):
         return torch.from_numpy(self.file(x.detach().numpy()))
 
 
-def registered_twin(task: Metadata) -> Model | None:
-    """The model without its weights: it knows the loss, which the file does not. None if no imported code registers it,
-    or if this image size takes options, which the file does not say either."""
+def registered_model(task: Metadata) -> Model | None:
+    """The registered model without weights, for its loss, which the file does not contain. None if there is none, or if
+    this image size needs options, which the file does not contain either."""
     with contextlib.suppress(MspcapsError), torch.device("meta"):
         return create_model(
             task.model, num_classes=len(task.classes), in_chans=task.channels, img_size=task.img_size
@@ -109,7 +109,7 @@ def load_onnx(path: str | Path) -> OnnxModule:
 
 
 def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
-    """Refuse what can be refused before the model is loaded."""
+    """Refuse impossible requests before the model is loaded."""
     if path.suffix not in SUFFIXES:
         raise MspcapsError(f"{path} does not say which format to write: choose a name that ends in .onnx or .pt2")
     if int8 and path.suffix != ".onnx":
@@ -131,14 +131,14 @@ def describe(model: nn.Module) -> Metadata:
     data = getattr(model, "metadata", {}).get("recipe", {}).get("data")
     return Metadata(
         config["name"], class_names(model), config["img_size"], config["in_chans"],
-        data=data if data in CATALOG else None,  # for other data it would be a path of this machine
+        data=data if data in CATALOG else None,  # otherwise it is a path of this machine
         scores=getattr(model, "scores", "logits"), named=bool(getattr(model, "metadata", {}).get("classes")),
     )  # fmt: skip
 
 
 @torch.no_grad()
 def check_parity(model: nn.Module, metadata: Metadata, run: Callable[[np.ndarray], np.ndarray]) -> dict[int, float]:
-    """Batch -> largest difference of a score, on random images; refuses one that is too large."""
+    """Batch size -> largest difference of a score, on random images; too large a difference is an error."""
     generator, differences = torch.Generator().manual_seed(0), {}
     model = fp32_eval_copy(model)
     for batch in BATCHES:
@@ -147,10 +147,10 @@ def check_parity(model: nn.Module, metadata: Metadata, run: Callable[[np.ndarray
         scores = run(images.numpy())
         largest = float(np.abs(scores - expected).max()) if scores.shape == expected.shape else float("inf")
         allowed = TOLERANCE * max(1.0, float(np.abs(expected).max()))
-        if not largest <= allowed:  # also when it is not a number
+        if not largest <= allowed:  # also for NaN
             raise MspcapsError(
-                f"the exported {metadata.model} differs from PyTorch by {largest:.1e} at batch {batch}, more than the "
-                f"{allowed:.0e} allowed: nothing was written"
+                f"the scores of the exported {metadata.model} differ from PyTorch's by {largest:.1e} at batch {batch}, "
+                f"more than the {allowed:.0e} allowed: nothing was written"
             )
         differences[batch] = largest
     return differences

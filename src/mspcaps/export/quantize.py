@@ -1,8 +1,8 @@
 """int8: the convolutions of an ONNX file in eight bits, the routing in fp32.
 
-Static quantisation in QDQ form: the ranges of the activations are fixed beforehand, from training images. Convolutions
-are nearly all the work: on a trained mspcaps_t, quantising routing, shortcuts or pooling as well cost agreement and
-gained no speed.
+Static quantisation in QDQ form: training images fix the ranges of the activations beforehand. Convolutions are nearly
+all the work: on a trained mspcaps_t, quantising routing, shortcuts or pooling as well reduced the agreement with fp32
+and gained no speed.
 """
 
 import io
@@ -25,34 +25,34 @@ from mspcaps.files import ProgressFn
 from mspcaps.models import summarize
 
 MAX_CALIBRATION_IMAGES, MAX_COMPARED_IMAGES = 128, 1000
-MAX_CALIBRATION_BYTES = 1 << 30  # the calibration keeps the activations of all its images
+MAX_CALIBRATION_BYTES = 1 << 30  # calibration keeps the activations of all its images
 BATCH = 16
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How int8 compares with fp32, on images that it was not calibrated on."""
+    """How often int8 and fp32 agree, on images that were not used for calibration."""
 
-    same: int  # equal answers
+    same: int  # number of equal answers
     images: int
-    calibrated: int  # images that set the ranges
-    data: str  # the data set of both
+    calibrated: int  # number of calibration images
+    data: str  # the data set of both kinds of images
 
 
 def load_calibration(model: nn.Module, data: str | Path | None, progress: ProgressFn) -> tuple[ImageSet, ImageSet]:
-    """Training images that set the ranges, and test images to compare on."""
+    """Training images for the calibration, and test images for the comparison."""
     train, test = (load_for(model, data, split, progress, "--calibrate") for split in ("train", "test"))
     room = MAX_CALIBRATION_BYTES // summarize(model).memory_bytes_per_image
     count = min(len(train), MAX_CALIBRATION_IMAGES, max(BATCH, room))
     if count > BATCH:
-        count -= count % BATCH  # onnxruntime's calibration takes batches of one size only
+        count -= count % BATCH  # onnxruntime's calibration takes batches of equal size only
     return random_subset(train, count), random_subset(test, MAX_COMPARED_IMAGES)
 
 
 def quantize(
     content: bytes, model: nn.Module, metadata: Metadata, train: ImageSet, test: ImageSet
 ) -> tuple[bytes, Agreement]:
-    """An ONNX file in fp32 -> the same in int8, and how often it answers as the model in PyTorch does."""
+    """An ONNX file in fp32 -> the same in int8, and how often it agrees with the model in PyTorch."""
     int8 = wrap_errors(lambda: quantize_convolutions(content, as_input(train.images.numpy()), metadata), metadata.model)
     run = onnx_runner(int8)
     scores = np.concatenate([run(as_input(block.numpy())) for block in test.images.split(BATCH)])
@@ -68,11 +68,11 @@ def random_subset(data: ImageSet, count: int) -> ImageSet:
 
 
 def quantize_convolutions(content: bytes, images: np.ndarray, metadata: Metadata) -> bytes:
-    """images float32 [n, c, h, w] set the ranges of the activations."""
+    """images float32 [n, c, h, w] fix the ranges of the activations."""
     onnx: Any = require("onnx", "onnx")
     tools: Any = require("onnxruntime.quantization", "onnx")
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "int8.onnx"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
         tools.quantize_static(
             onnx.load(io.BytesIO(content)),
             path,
@@ -80,8 +80,8 @@ def quantize_convolutions(content: bytes, images: np.ndarray, metadata: Metadata
             quant_format=tools.QuantFormat.QDQ,
             op_types_to_quantize=["Conv"],
             per_channel=True,
-            # Unsigned activations are what the fast kernels of x86 take. Weights of 7 bits, because there the products
-            # with 8 overflow on processors without VNNI, and nobody knows where the file will run.
+            # The fast kernels of x86 take unsigned activations. Weights have 7 bits, because with 8 the products
+            # overflow on x86 processors without VNNI, and the file may run on any.
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,
             reduce_range=True,
@@ -91,7 +91,7 @@ def quantize_convolutions(content: bytes, images: np.ndarray, metadata: Metadata
 
 
 class Reader:
-    """Calibration images as onnxruntime asks for them: batches until there are no more."""
+    """Calibration images in the form onnxruntime expects: batches until there are no more."""
 
     def __init__(self, images: np.ndarray) -> None:
         self.batches: Iterator[np.ndarray] = iter(np.split(images, range(BATCH, len(images), BATCH)))

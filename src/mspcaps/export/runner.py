@@ -1,6 +1,6 @@
-"""Run an exported model with onnxruntime, without torch: numpy, Pillow and onnxruntime are enough.
+"""Run an exported model with onnxruntime, without torch: NumPy, Pillow and onnxruntime are enough.
 
-`mspcaps predict model.onnx PICTURE` does. Pictures are read by the same code as for a model in PyTorch.
+`mspcaps predict model.onnx PICTURE` uses this. Pictures are read by the same code as for a model in PyTorch.
 """
 
 import importlib
@@ -29,20 +29,20 @@ INPUT, OUTPUT = "image", "scores"  # names in the graph
 
 @dataclass(frozen=True)
 class Metadata:
-    """What an exported file says about itself, so that running it needs neither mspcaps nor torch."""
+    """What an exported file says about itself, so that it can run without mspcaps and torch."""
 
     model: str
     classes: tuple[str, ...]  # in the order of the scores
     img_size: tuple[int, int]  # height, width
     channels: int  # 1: grey, 3: RGB
     precision: str = "fp32"
-    data: str | None = None  # the data set it was trained on, if it is one of the catalog
+    data: str | None = None  # the data set it was trained on, if it is in the catalog
     sha256: str | None = None  # of the weights file
-    scores: str | None = None  # lengths or logits; files of before do not say
-    named: bool = True  # otherwise the classes are numbers for want of names
+    scores: str | None = None  # lengths or logits; older files do not say
+    named: bool = True  # otherwise the classes have numbers instead of names
 
     def to_strings(self) -> dict[str, str]:
-        """ONNX keeps strings only: lists and numbers are JSON."""
+        """ONNX stores only strings, so lists and numbers are JSON."""
         return {
             "producer": f"mspcaps {__version__}",
             "task": "image-classification",
@@ -80,10 +80,10 @@ class Metadata:
 
 
 class OnnxModel:
-    """A file of `export_model`: float32 images in [0, 1], [b, c, h, w] -> class scores float32 [b, K]."""
+    """A file from `export_model`: float32 images in [0, 1], [b, c, h, w] -> class scores float32 [b, K]."""
 
     def __init__(self, path: str | Path, threads: int = 0) -> None:
-        """`threads` is the number of CPU threads; 0 takes all processors."""
+        """`threads` is the number of CPU threads; 0 uses all processors."""
         path = Path(path).expanduser()
         if not path.is_file():
             raise MspcapsError(f"there is no file {path}")
@@ -91,15 +91,15 @@ class OnnxModel:
         self.metadata = metadata = Metadata.from_strings(self.session.get_modelmeta().custom_metadata_map, path)
         shapes = [tuple(port.shape[1:]) for port in (*self.session.get_inputs(), *self.session.get_outputs())]
         if shapes != [(metadata.channels, *metadata.img_size), (len(metadata.classes),)]:
-            raise MspcapsError(f"{path}: its header does not fit the model, which has the shapes {shapes}")
+            raise MspcapsError(f"the metadata of {path} do not match its model, which has the shapes {shapes}")
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {INPUT: images})[0]
 
     def predict(self, pictures: Pictures, top: int = 3, batch_size: int = 64, skip_broken: bool = False) -> Predictions:
         """As `mspcaps.predict`: paths, Pillow images, arrays, or a list of them."""
-        found = self.stream_predictions(pictures, top, batch_size)
-        return Predictions(leave_out_broken(found, warn) if skip_broken else found)
+        predictions = self.stream_predictions(pictures, top, batch_size)
+        return Predictions(leave_out_broken(predictions, warn) if skip_broken else predictions)
 
     def stream_predictions(self, pictures: Pictures, top: int = 3, batch_size: int = 64) -> Iterator[Prediction]:
         """As `predict`, but the first predictions come while later pictures are still being read."""
@@ -110,24 +110,24 @@ class OnnxModel:
 
 
 def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-untyped-def]  # onnxruntime may be missing
-    """An onnxruntime.InferenceSession on the CPU of a file or of its content."""
+    """An onnxruntime.InferenceSession on the CPU, for a file or its content."""
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors only; they come as exceptions too
-    # Or its threads go on spinning after an answer, at the cost of whoever computes next.
+    options.log_severity_level = 3  # errors only, which are raised as exceptions, too
+    # Its threads would go on spinning after an answer and slow down other work.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         model = source if isinstance(source, bytes) else str(source)
         return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base
+    except Exception as error:  # its exceptions have no common base class
         name = "the exported graph" if isinstance(source, bytes) else str(source)
         raise MspcapsError(f"{name} is not a model that onnxruntime can read: {error}") from error
 
 
 def require(package: str, extra: str) -> ModuleType:
-    """Import an optional package, or say how to install it."""
-    if extra == "onnx":  # without it onnxruntime writes an id of this machine to disk and reports to Microsoft
+    """Import an optional package, or tell how to install it."""
+    if extra == "onnx":  # otherwise onnxruntime stores an id of this machine and reports to Microsoft
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return importlib.import_module(package)

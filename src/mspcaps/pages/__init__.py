@@ -1,4 +1,4 @@
-"""What all pages share: templates, style, charts, pictures. No script, no request: a page opens from anywhere."""
+"""What all pages share: templates, style, charts, images. Without scripts or requests, a page opens anywhere."""
 
 import base64
 import io
@@ -30,36 +30,36 @@ def render(template: str, **values: Any) -> str:
 
 
 def macro(template: str, name: str) -> Callable[..., Markup]:
-    """A macro of a template, for whoever needs a piece of a page."""
+    """A macro of a template, which renders a piece of a page."""
     return getattr(environment().get_template(template).module, name)
 
 
 @cache
 def environment() -> jinja2.Environment:
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("mspcaps.pages"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    made.globals["version"] = __version__
-    made.filters["signed"] = signed
-    return made
+    templates.globals["version"] = __version__
+    templates.filters["signed"] = signed
+    return templates
 
 
 def signed(value: float | None) -> str:
-    """+0.25, −0.10, +0.0031: small ones are not rounded to nothing"""
+    """+0.25, −0.10, +0.0031: small values keep enough digits not to become zero"""
     digits = next((digits for digits in (2, 3, 4) if abs(value or 1.0) >= 10.0 ** (1 - digits)), 4)
     return f"{round(value or 0.0, digits) + 0.0:+.{digits}f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
 
 
 def png_url(pixels: np.ndarray) -> str:
-    """uint8 [h, w] or [h, w, 3 or 4] -> a PNG as text."""
+    """uint8 [h, w] or [h, w, 3 or 4] -> a PNG as a data URL."""
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", optimize=True)
     return PREFIX + base64.b64encode(file.getvalue()).decode()
 
 
 def image_url(image: np.ndarray) -> str:
-    """uint8 [c, h, w] -> a PNG as text; of two channels, or more than three, the first is shown."""
+    """uint8 [c, h, w] -> a PNG as a data URL; of two channels, or more than three, only the first."""
     return png_url(image.transpose(1, 2, 0) if len(image) == 3 else image[0])
 
 

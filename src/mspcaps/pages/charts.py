@@ -1,4 +1,4 @@
-"""Charts as SVG that follow light and dark: inline, coloured by templates/design.css, and one that stands alone."""
+"""SVG charts for light and dark pages: inline ones, coloured by templates/design.css, and standalone files."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from html import escape
 
 Point = tuple[float, float]
-WIDTH, HEIGHT = 520, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 22, 18, 42
+WIDTH, HEIGHT = 520, 270  # of an inline chart
 MAX_NAME = 24  # characters of a class beside a confusion matrix
-STEPS = 5  # about so many from the first tick of an axis to the last
+STEPS = 5  # about this many from the first tick of an axis to the last
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
@@ -33,34 +32,50 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Axes:
-    """Epochs to the right; upwards from the first tick to the last, on a linear or a logarithmic scale."""
+    """A box in pixels: x from 0 to `end`, y from the first tick to the last, on a linear or a logarithmic scale."""
 
-    epochs: int
+    end: float
     ticks: Sequence[float]
     log: bool = False
+    left: int = 58
+    right: int = WIDTH - 22
+    top: int = 18
+    bottom: int = HEIGHT - 42
+    kind: str = "tick"  # CSS class of the text
 
-    def x_at(self, epoch: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * epoch / self.epochs
+    def x_at(self, x: float) -> float:
+        return self.left + (self.right - self.left) * x / self.end
 
-    def y_at(self, value: float) -> float:
+    def y_at(self, y: float) -> float:
         scale = math.log if self.log else float
         low, high = scale(self.ticks[0]), scale(self.ticks[-1])
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (scale(value) - low) / (high - low)
+        return self.bottom - (self.bottom - self.top) * (scale(y) - low) / (high - low)
 
-    def drawn(
-        self, label: str, words: Callable[[float], str], marked: Iterable[float], along: str = "epoch"
-    ) -> list[str]:
-        """The beginning of a chart: a line and words for every tick, and the numbers of the epochs `marked`."""
-        parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+    def draw(self, y_words: Callable[[float], str], x_words: Mapping[float, str], x_label: str = "epoch") -> list[str]:
+        """A line and its words for every tick upwards; below, words at some places and the name of the x axis."""
+        left, right, kind, parts = self.left, self.right, self.kind, []
         for tick in self.ticks:
             y = self.y_at(tick)
-            parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{LEFT - 9}" y="{y + 4.5:.1f}" text-anchor="end">{words(tick)}</text>')
-        for epoch in marked:
-            x, y = self.x_at(epoch), HEIGHT - BOTTOM + 20
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{epoch:g}</text>')
-        parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">{along}</text>')
-        return parts
+            parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(
+                f'<text class="{kind}" x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{y_words(tick)}</text>'
+            )
+        for x, words in x_words.items():
+            place = f'x="{self.x_at(x):.1f}" y="{self.bottom + 17}"'
+            parts.append(f'<text class="{kind}" {place} text-anchor="middle">{escape(words)}</text>')
+        place = f'x="{right}" y="{self.bottom + 34}"'
+        return [*parts, f'<text class="{kind}" {place} text-anchor="end">{escape(x_label)}</text>']
+
+
+def inline(label: str, parts: Iterable[str]) -> str:
+    """A chart for a page."""
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+    return "".join([head, *parts, "</svg>"])
+
+
+def number_words(numbers: Iterable[float]) -> dict[float, str]:
+    """Numbers as they stand below an axis."""
+    return {number: f"{number:g}" for number in numbers}
 
 
 def line_chart(
@@ -69,38 +84,40 @@ def line_chart(
     """A curve over epochs, on a linear or a logarithmic scale."""
     values = [max(y, 1e-6) if log else y for _, y in points]
     axes = Axes(epochs, (log_ticks if log else nice_ticks)(min(values), max(values)), log)
-    parts = axes.drawn(label, lambda tick: f"{tick:g}{unit}", range(0, epochs + 1, max(1, math.ceil(epochs / 8))))
-    path = " ".join(f"{axes.x_at(x):.1f},{axes.y_at(y):.1f}" for (x, _), y in zip(points, values, strict=True))
+    x_words = number_words(range(0, epochs + 1, max(1, math.ceil(epochs / 8))))
+    parts = axes.draw(lambda tick: f"{tick:g}{unit}", x_words)
+    places = [(axes.x_at(x), axes.y_at(y)) for (x, _), y in zip(points, values, strict=True)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts.append(f'<polyline class="curve" points="{path}"/>')
     if dots:
-        parts += [f'<circle class="dot" cx="{axes.x_at(x):.1f}" cy="{axes.y_at(y):.1f}" r="4.5"/>' for x, y in points]
-    return "".join([*parts, "</svg>"])
+        parts += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>' for x, y in places]
+    return inline(label, parts)
 
 
 def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> str:
-    """A bar for every bin of the confidence, from 0 to 100 percent; NaN is no bar. On the diagonal a model would be
-    exactly as sure as it is right."""
+    """A bar for every bin of confidence, from 0 to 100 percent; none for NaN. A perfectly calibrated model would follow
+    the diagonal."""
     percents = [value for value in values if value == value]
     ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(percents))
     axes = Axes(100, ticks)
-    parts = axes.drawn(label, lambda tick: f"{tick:g}%", range(0, 101, 20), "confidence, %")
-    for place, value in enumerate(values):
+    parts = axes.draw(lambda tick: f"{tick:g}%", number_words(range(0, 101, 20)), "confidence, %")
+    for number, value in enumerate(values):
         if value == value:
-            low, high = (100 * edge / len(values) for edge in (place, place + 1))
+            low, high = (100 * edge / len(values) for edge in (number, number + 1))
             left, right, y = axes.x_at(low), axes.x_at(high), axes.y_at(value)
-            told = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
+            title = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
             parts.append(
                 f'<rect class="hit" x="{left + 1:.1f}" y="{y:.1f}" width="{right - left - 2:.1f}" '
-                f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{told}</title></rect>'
+                f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{title}</title></rect>'
             )
     if diagonal:
         ends = f'x1="{axes.x_at(0)}" x2="{axes.x_at(100)}" y1="{axes.y_at(0)}" y2="{axes.y_at(100)}"'
         parts.append(f'<line class="ideal" {ends}/>')
-    return "".join([*parts, "</svg>"])
+    return inline(label, parts)
 
 
 def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Rows are the true classes, columns the answers; ink is the share of the row."""
+    """Rows are the true classes, columns the answers; the opacity shows the share of the row."""
     cell = 46 if len(classes) <= 12 else max(14, 552 // len(classes))
     names = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in classes]
     longest = max(map(len, names))
@@ -123,7 +140,7 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
         for j, count in enumerate(row):
             share = count / total
             x, y, kind = left + cell * j, top + cell * i, "hit" if i == j else "miss"
-            # a few mistakes among a hundred must still be seen: their ink rises faster
+            # the colour of mistakes deepens faster, so that a few in a hundred can be seen
             ink = share if i == j else min(1.0, 0.12 + 2.2 * share) if count else 0.0
             title = f"{classes[i]} taken for {classes[j]}: {count} of {sum(row)}"
             parts.append(
@@ -141,7 +158,7 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
     return "".join([*parts, "</svg>"])
 
 
-KEY, NAME = 24, 330  # height of a line of the key, and room for a name in it
+KEY, NAME = 24, 330  # height of a row of the legend, and width of a name in it
 COLORS, DASHES = 8, 4
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #33363d } .faint { fill: #6b6f78; font-size: 12px }
@@ -159,7 +176,7 @@ text { fill: #dcdfe6 } .faint { fill: #9aa0ab } .grid { stroke: #3a3e47 }
 
 @dataclass(frozen=True)
 class Curve:
-    """A named line; without a colour it gets one of its own, and dashes: lines can be told apart without colours."""
+    """A named line; without a colour it gets its own colour and dashes, so that lines differ without colours, too."""
 
     name: str
     points: Sequence[Point]
@@ -169,7 +186,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one axis: of numbers, or of steps at 0, 1, 2, ... that are spaced evenly, whatever they stand for."""
+    """Curves over one x axis: of numbers, or of named `steps`, evenly spaced at 0, 1, 2, ..."""
 
     title: str
     curves: Sequence[Curve]
@@ -178,7 +195,7 @@ class Panel:
 
 
 def standalone(width: int, height: int, label: str, style: str, parts: Iterable[str]) -> str:
-    """A file of its own."""
+    """The text of an SVG file."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(label)}"><style>{style}</style>{"".join(parts)}</svg>\n'
@@ -186,8 +203,8 @@ def standalone(width: int, height: int, label: str, style: str, parts: Iterable[
 
 
 def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
-    """A standalone SVG of percentages, at most four panels side by side. Axes of numbers have one scale; curves of one
-    name share look and key."""
+    """A standalone SVG of percentages, at most four panels in a row. Axes of numbers have one scale; curves of one name
+    share their look and their entry in the legend."""
     flat = [curve for panel in panels for curve in panel.curves]
     names = list(dict.fromkeys(curve.name for curve in flat))
     looks = {}
@@ -201,9 +218,9 @@ def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
     width, height = (420, 310) if columns < 3 else (250, 210)
     parts = [f'<text class="faint" x="8" y="14">{escape(upwards)}</text>']
     for number, panel in enumerate(panels):
-        axis = {float(place): words for place, words in enumerate(panel.steps)} or {tick: f"{tick:g}" for tick in ticks}
-        at = f"translate({number % columns * width} {number // columns * height})"
-        parts += [f'<g transform="{at}">', *one_panel(panel, axis, looks, width, height), "</g>"]
+        x_words = {float(place): words for place, words in enumerate(panel.steps)} or number_words(ticks)
+        move = f"translate({number % columns * width} {number // columns * height})"
+        parts += [f'<g transform="{move}">', *draw_panel(panel, x_words, looks, width, height), "</g>"]
     below, across = -(-len(panels) // columns) * height, max(1, columns * width // NAME)
     for number, name in enumerate(names):
         x, y = 40 + number % across * NAME, below + 18 + number // across * KEY
@@ -212,25 +229,16 @@ def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
     return standalone(columns * width, below + 10 + -(-len(names) // across) * KEY, label, STYLE, parts)
 
 
-def one_panel(panel: Panel, axis: Mapping[float, str], looks: Mapping[str, str], width: int, height: int) -> list[str]:
-    """Percentages upwards, from 0 to 100; `axis` has the words at its places, from 0 to the last."""
-    left, right, top, bottom = 42, width - 14, 42, height - 44
-
-    def place(x: float, y: float) -> Point:
-        return left + (right - left) * x / (max(axis) or 1), bottom - (bottom - top) * y / 100
-
-    parts = [f'<text x="{(left + right) / 2:.0f}" y="{top - 12}" text-anchor="middle">{escape(panel.title)}</text>']
-    for percent in range(0, 101, 25):
-        _, y = place(0, percent)
-        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="faint" x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{percent}</text>')
-    for tick, words in axis.items():
-        x, _ = place(tick, 0)
-        parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{escape(words)}</text>')
-    parts.append(f'<text class="faint" x="{right}" y="{bottom + 34}" text-anchor="end">{escape(panel.axis)}</text>')
+def draw_panel(
+    panel: Panel, x_words: Mapping[float, str], looks: Mapping[str, str], width: int, height: int
+) -> list[str]:
+    """Percentages upwards, from 0 to 100; the x axis ends at the last of its words."""
+    axes = Axes(max(x_words) or 1, range(0, 101, 25), False, 42, width - 14, 42, height - 44, "faint")
+    middle = f'x="{(axes.left + axes.right) / 2:.0f}" y="{axes.top - 12}" text-anchor="middle"'
+    parts = [f"<text {middle}>{escape(panel.title)}</text>", *axes.draw(str, x_words, panel.axis)]
     for curve in panel.curves:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve.points))
-        told = "; ".join(f"{axis.get(x, f'{x:.3g}')}: {y:.2f}" for x, y in curve.points)
-        title = f"<title>{escape(f'{curve.name}: {told}')}</title>"
+        path = " ".join(f"{axes.x_at(x):.1f},{axes.y_at(y):.1f}" for x, y in curve.points)
+        values = "; ".join(f"{x_words.get(x, f'{x:.3g}')}: {y:.2f}" for x, y in curve.points)
+        title = f"<title>{escape(f'{curve.name}: {values}')}</title>"
         parts.append(f'<polyline class="{looks[curve.name]}" points="{path}">{title}</polyline>')
     return parts

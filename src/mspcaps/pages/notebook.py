@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: small pieces of HTML with their style in them, in the colours of the notebook."""
+"""What a notebook shows of an object: small pieces of HTML with inline style, in the colours of the notebook."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

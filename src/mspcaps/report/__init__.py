@@ -1,4 +1,4 @@
-"""Any ledger as tables and curves, and a page about every run and every evaluation."""
+"""Tables and curves of any ledger, and a page about every run and every evaluation."""
 
 from mspcaps.report.evaluation import Page, write_page
 from mspcaps.report.run import evaluation_page, run_page

@@ -1,14 +1,14 @@
-"""Curves over the epochs, several seeds in one chart, as inline SVG in the colours of report.html."""
+"""Curves over the epochs, all seeds in one chart, as inline SVG in the colours of report.html."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
-from mspcaps.pages.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, log_ticks, nice_ticks
+from mspcaps.pages.charts import HEIGHT, Axes, inline, log_ticks, nice_ticks, number_words
 from mspcaps.report.runs import Group
 
-EARLY = 0.08  # share of the epochs whose accuracies may lie below the picture: they would flatten all the rest
+EARLY = 0.08  # share of the epochs whose accuracies may lie below the chart: showing them would flatten the rest
 COLLAPSED = {"entropy": LEAST_ENTROPY, "top": MOST_TOP}
 HEALTH = {
     "entropy": "entropy of the couplings, 1 if they are uniform",
@@ -31,7 +31,7 @@ def loss_chart(seeds: Sequence[Line], label: str) -> str:
 
 
 def health_charts(group: Group) -> list[tuple[str, str]]:
-    """(what it shows, chart) for every routing block of runs that measured its health; nothing for others."""
+    """(title, chart) for every routing block whose health was measured."""
     charts = []
     measured: list[Any] = [run.curve["health"] for run in group.runs if run.curve.get("health")]
     for block in dict.fromkeys(name for health in measured for name in health):
@@ -42,8 +42,8 @@ def health_charts(group: Group) -> list[tuple[str, str]]:
                 level = COLLAPSED[measure]
                 ticks = nice_ticks(min(*values, level), max(*values, level))
                 side = "below" if measure == "entropy" else "above"
-                drawn = chart(seeds, ticks, f"{measure} of {block}", level=level, side=side)
-                charts.append((f"{block}: {words}", drawn))
+                svg = chart(seeds, ticks, f"{measure} of {block}", level=level, side=side)
+                charts.append((f"{block}: {words}", svg))
     return charts
 
 
@@ -60,24 +60,24 @@ def chart(
     seeds: Sequence[Line], ticks: Sequence[float], label: str, log: bool = False, level: float | None = None,
     side: str = "below",
 ) -> str:  # fmt: skip
-    """One thin line per seed and a strong one for their mean; a broken line at `level`: on that side of it a block is
+    """A thin line per seed, a thick one for their mean, and a dashed one at `level`, on whose `side` a block has
     collapsed."""
     epochs = max(map(len, seeds))
     axes = Axes(epochs, ticks, log)
-    marked = [tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs]
-    parts = axes.drawn(label, tick_words, marked)
+    x_words = number_words(tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs)
+    parts = axes.draw(tick_words, x_words)
     if level is not None:
         y = axes.y_at(level)
-        parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        above = y - 6 if y > HEIGHT / 2 else y + 16  # where no axis is in the way
-        words = f'<text class="tick" x="{WIDTH - RIGHT}" y="{min(above, HEIGHT - BOTTOM):.1f}" text-anchor="end">'
-        parts.append(f"{words}collapsed {side} {level:g}</text>")
+        parts.append(f'<line class="level" x1="{axes.left}" x2="{axes.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        y = min(y - 6 if y > HEIGHT / 2 else y + 16, axes.bottom)  # clear of both ends of the axis
+        place = f'x="{axes.right}" y="{y:.1f}" text-anchor="end"'
+        parts.append(f'<text class="tick" {place}>collapsed {side} {level:g}</text>')
 
     def line(values: Line, kind: str) -> str:
-        """From the first epoch that is in the picture on; a later dip below it runs along its edge."""
-        known = [(i + 1, value) for i, value in enumerate(values) if value is not None]
-        begin = next((i for i, (_, value) in enumerate(known) if value >= ticks[0]), 0)
-        points = [(axes.x_at(epoch), axes.y_at(max(value, ticks[0]))) for epoch, value in known[begin:]]
+        """From the first epoch inside the chart; later dips below it run along its lower edge."""
+        measured = [(i + 1, value) for i, value in enumerate(values) if value is not None]
+        begin = next((i for i, (_, value) in enumerate(measured) if value >= ticks[0]), 0)
+        points = [(axes.x_at(epoch), axes.y_at(max(value, ticks[0]))) for epoch, value in measured[begin:]]
         return f'<polyline class="{kind}" points="{" ".join(f"{x:.4g},{y:.4g}" for x, y in points)}"/>'
 
     several = len(seeds) > 1
@@ -85,4 +85,4 @@ def chart(
     if several:
         columns = [[value for value in column if value is not None] for column in zip(*seeds, strict=False)]
         parts.append(line([statistics.fmean(column) if column else None for column in columns], "curve"))
-    return "".join([*parts, "</svg>"])
+    return inline(label, parts)

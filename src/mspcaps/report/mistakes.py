@@ -1,4 +1,4 @@
-"""Why a model was surest where it was wrong: heat maps of its mistakes, as many as a few seconds allow."""
+"""Heat maps of a model's most confident mistakes, as many as a few seconds allow."""
 
 import re
 import time
@@ -15,12 +15,12 @@ from mspcaps.explanation.view import make_view
 from mspcaps.models import Model, unwrapped
 
 MAX_EXPLAINED = 6
-SECONDS = 5.0  # for all of them together; large images on a CPU would take minutes
+MAX_SECONDS = 5.0  # for all of them together; large images on a CPU would take minutes
 
 
 @dataclass(frozen=True)
 class Maps:
-    """What speaks for the answer and what for the true class, on one scale, each over the pale picture."""
+    """Heat maps for the answer and for the true class, on one scale, each over the pale picture."""
 
     definitions: Markup
     answer: Markup
@@ -28,23 +28,25 @@ class Maps:
 
 
 class _TooSlow(Exception):
-    """An explanation that would not be ready in time."""
+    """The explanation would not be ready in time."""
 
 
-def explain_mistakes(model: nn.Module, data: ImageSet, told: Evaluation, wrong: Sequence[int]) -> dict[int, Maps]:
-    """Numbers of images -> their maps, of the first ones until the time is over; of none if it cannot be explained. An
-    answer that the model does not give to the image alone, but together with its mirror image, has none."""
+def explain_mistakes(model: nn.Module, data: ImageSet, result: Evaluation, wrong: Sequence[int]) -> dict[int, Maps]:
+    """Numbers of images -> maps of as many of them as time allows; none if the model cannot be explained.
+
+    There is no map where the model gave the answer only when averaged with the mirror image.
+    """
     inner, maps = unwrapped(model), dict[int, Maps]()
     if not isinstance(inner, Model):
         return maps
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + MAX_SECONDS
     for index in wrong[:MAX_EXPLAINED]:
         try:
-            found = explain(inner, data.images[index][None].float() / 255, stop_at(end))
-            view = make_view(found, 0, int(told.labels[index]))
+            explanation = explain(inner, data.images[index][None].float() / 255, stop_at(end))
+            view = make_view(explanation, 0, int(result.labels[index]))
         except _TooSlow:
             break
-        if [side.label for side in view.sides] != [told.labels[index], told.predictions[index]]:
+        if [side.label for side in view.sides] != [result.labels[index], result.predictions[index]]:
             continue
         true, answer = (rename_ids(side.heat, index) for side in view.sides)
         maps[index] = Maps(rename_ids(view.definitions, index), answer, true)
@@ -52,7 +54,7 @@ def explain_mistakes(model: nn.Module, data: ImageSet, told: Evaluation, wrong: 
 
 
 def stop_at(end: float) -> Callable[[int, int], None]:
-    """A progress function that stops an explanation as soon as it is clear that it will not be ready in time."""
+    """A progress function that stops an explanation once it is clear that it will not be ready in time."""
     begin = time.monotonic()
 
     def check(done: int, of: int) -> None:
@@ -65,5 +67,5 @@ def stop_at(end: float) -> Callable[[int, int], None]:
 
 
 def rename_ids(drawing: Markup, number: int) -> Markup:
-    """Drawings refer to their picture by its id, and here are many pictures on one page."""
+    """Drawings refer to their picture by id, and this page has many pictures."""
     return Markup(re.sub(r'(\bid="|href="#|url\(#)([\w-]+)', rf"\1\2-{number}", str(drawing)))

@@ -1,4 +1,4 @@
-"""What the page of a finished run tells, and that of weights that were evaluated."""
+"""The content of the page of a finished run, and of the page of evaluated weights."""
 
 import math
 import shlex
@@ -21,25 +21,24 @@ from mspcaps.training import Result
 from mspcaps.training.result import BEST
 
 PAGE = "index.html"  # in the folder of a run
-MAX_IMAGES = 10_000  # that the page of a run is about
-MAX_BYTES = 1 << 29  # of their pixels
+MAX_IMAGES = 10_000  # evaluated for the page of a run
+MAX_BYTES = 1 << 29  # of pixels in these images
 IMAGES = {"test": "test images", "train": "training images", "val": "validation images"}  # by split
 
 Pairs = list[tuple[str, str]]
 
 
 def run_page(result: Result) -> Page:
-    """Evaluates the images that the run was measured on, or MAX_IMAGES of them: the rest would take long and tell
-    little more."""
+    """Evaluates the images that the run was measured on, at most MAX_IMAGES: more would take long and add little."""
     if result.images is None:
         raise MspcapsError(
-            f"{result.folder} is of a run finished before: `mspcaps eval {result.weights}` writes a page"
+            f"the run in {result.folder} was finished before: `mspcaps eval {result.weights}` writes a page about it"
         )
     recipe, run, data = result.recipe, result.run, sample_images(result.images)
     images_are = "test images" if run.measured_on == "test" else "held-out images"
     evaluation = evaluate(result.model, data)
     title = CATALOG[recipe.data].title if recipe.data in CATALOG else recipe.dataset
-    told: Pairs = [
+    numbers: Pairs = [
         ("parameters", f"{run.params:,}"),
         ("training images", f"{run.images or 0:,}"),
         ("epochs", f"{run.epochs}"),
@@ -47,11 +46,11 @@ def run_page(result: Result) -> Page:
     ]
     if len(data) < len(result.images):
         reached = run.accuracy.best if result.weights.name == BEST else run.accuracy.last
-        told.append((f"on all {len(result.images):,} {images_are}", f"{reached:.2f} %"))
+        numbers.append((f"on all {len(result.images):,} {images_are}", f"{reached:.2f} %"))
     licence = facts(recipe.data).licence if recipe.data in CATALOG else ""
     return Page(
         title=f"{recipe.model} on {title}",
-        facts=told + figures(evaluation),
+        facts=numbers + figures(evaluation),
         evaluation=evaluation,
         data=data,
         commands=next_commands(result.weights, result.model),
@@ -67,15 +66,14 @@ def run_page(result: Result) -> Page:
 def evaluation_page(
     weights: Sequence[str], model: nn.Module, evaluation: Evaluation, data: ImageSet, source: str, split: str = "test"
 ) -> Page:
-    """What `mspcaps eval` found: `source` names the data set, `weights` are several if they answered together."""
+    """The result of `mspcaps eval`: `source` names the data set; several `weights` are an ensemble."""
     params = sum(p.numel() for p in model.parameters())
-    names = [weights_name(one) for one in weights]
-    told: Pairs = [("parameters", f"{params:,}")] if params and len(weights) == 1 else []  # an exported file has none
+    size: Pairs = [("parameters", f"{params:,}")] if params and len(weights) == 1 else []  # an exported file has none
     title = CATALOG[source].title if source in CATALOG else data.name
     origin = f"{provenance(source)} {facts(source).licence}" if source in CATALOG else ""
     return Page(
-        title=f"{' + '.join(names)} on {title}",
-        facts=told + figures(evaluation),
+        title=f"{' + '.join(map(weights_name, weights))} on {title}",
+        facts=size + figures(evaluation),
         evaluation=evaluation,
         data=data,
         commands=next_commands(weights[0], model) if len(weights) == 1 else [],
@@ -89,27 +87,25 @@ def page_path(
     out: Path, weights: Sequence[str], data: str, split: str, part: int | None = None, flip: bool = False
 ) -> Path:
     """out/mspcaps_t.cifar10/cifar10-test.html"""
-    folder = "+".join(weights_name(one) for one in weights).encode()[:200].decode(errors="ignore")
+    folder = "+".join(map(weights_name, weights)).encode()[:200].decode(errors="ignore")
     which = f"{split}{f'-{part}' if part is not None else ''}{'-flip' if flip else ''}"
     return out / folder / f"{data or 'data'}-{which}.html"
 
 
-def figures(found: Evaluation) -> Pairs:
-    """Of the whole evaluation, each a mean."""
-    told = [("classes", f"{len(found.classes):,}")]
-    if math.isfinite(found.loss):
-        told.append(("loss", f"{found.loss:.3f}"))
+def figures(evaluation: Evaluation) -> Pairs:
+    """The figures of an evaluation as a whole."""
     return [
-        *told,
-        ("mean F1", number(found.class_metrics.f1.nanmean().item(), 1)),
-        ("mean AUC", number(found.auc.nanmean().item(), 3)),
-        ("calibration error", f"{found.ece:.1f} %"),
-        *([("mirror images", "averaged in")] if found.flip else []),
+        ("classes", f"{len(evaluation.classes):,}"),
+        *([("loss", f"{evaluation.loss:.3f}")] if math.isfinite(evaluation.loss) else []),
+        ("mean F1", number(evaluation.class_metrics.f1.nanmean().item(), 1)),
+        ("mean AUC", number(evaluation.auc.nanmean().item(), 3)),
+        ("calibration error", f"{evaluation.ece:.1f} %"),
+        *([("mirror images", "averaged in")] if evaluation.flip else []),
     ]
 
 
 def next_commands(weights: str | Path, model: nn.Module) -> Pairs:
-    """How to go on with weights."""
+    """What to do next with weights: (what it does, command)."""
     file, exported = shlex.quote(str(weights)), str(weights).lower().endswith(".onnx")
     commands = []
     if config_of(unwrapped(model))["in_chans"] in (1, 3):  # as pictures have
@@ -125,7 +121,7 @@ def next_commands(weights: str | Path, model: nn.Module) -> Pairs:
 
 
 def folder_notes(source: str, splits: Iterable[str]) -> list[str]:
-    """What lies in a folder of pictures and was not used."""
+    """Sentences about the files in a folder of pictures that were not used."""
     if not is_picture_folder(source):
         return []
     folder = Path(source).expanduser()
@@ -133,7 +129,7 @@ def folder_notes(source: str, splits: Iterable[str]) -> list[str]:
 
 
 def sample_images(images: ImageSet | FolderImages) -> ImageSet:
-    """All of them, or as many as there may be: random ones, but always the same. Read if they are still on the disk."""
+    """All images, or the largest number allowed, chosen at random but always the same; read from disk if need be."""
     most = min(MAX_IMAGES, max(1, MAX_BYTES // (images.channels * math.prod(images.size))))
     if len(images) > most:
         index = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:most].sort().values

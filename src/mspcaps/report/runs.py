@@ -1,4 +1,4 @@
-"""The ledger read for people: runs that differ in nothing but seed or fold, and what they reached together."""
+"""The ledger in groups: runs that differ only in seed or fold, and their mean and deviation."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one model, data set and recipe. Repeats of a seed are averaged with it, so n counts seeds; of a
-    cross-validation all runs of a fold are, so n counts folds."""
+    """Runs of one model, data set and recipe. Repeats of a seed are averaged with it, so n counts seeds; in a
+    cross-validation all runs of a fold are averaged, so n counts folds."""
 
     runs: tuple[Run, ...]  # at least one
     repeats: tuple[Run, ...] = ()
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def folds(self) -> int:
-        """Of a cross-validation; else 0."""
+        """Number of folds of a cross-validation; else 0."""
         return int(self.first.recipe["folds"])
 
     @property
@@ -52,12 +52,12 @@ class Group:
         return f"{n}{f' of {self.folds}' if n < self.folds else ''} folds" if self.folds else f"{n}"
 
     def by_seed(self, which: str) -> dict[int, float]:
-        """The accuracy of every seed, or fold, after the "last" epoch or after the "best"."""
+        """Accuracy by seed, or by fold, after the "last" or the "best" epoch."""
         values: dict[int, list[float]] = {}
         for run in self.runs + self.repeats:
             key = run.recipe["fold"] if self.folds else run.seed
             values.setdefault(key, []).append(getattr(run.accuracy, which))
-        return {key: statistics.fmean(several) for key, several in values.items()}
+        return {key: statistics.fmean(accuracies) for key, accuracies in values.items()}
 
     def seeds(self, which: str) -> list[float]:
         return list(self.by_seed(which).values())
@@ -72,48 +72,48 @@ class Group:
 
     @cached_property
     def alone(self) -> tuple[Run, ...]:
-        """The runs that had the device to themselves."""
+        """Runs that had the device to themselves."""
         return tuple(run for run in self.runs if run.seconds.side_by_side == 1)
 
     @property
     def gpu_seconds(self) -> float:
-        """Of one run, on average: its share of the device where runs shared it and none had it to itself."""
+        """Mean time of one run; if all runs shared a device, their share of it."""
         return statistics.fmean(run.seconds.train / run.seconds.side_by_side for run in self.alone or self.runs)
 
     @property
     def training_time(self) -> str:
-        """Of one run, on average; of those that had the device to themselves, if there are any."""
+        """Mean time of one run, over those that had the device to themselves if there are any."""
         seconds = statistics.fmean(run.seconds.train for run in self.alone or self.runs)
         devices = ", ".join(sorted({run.device for run in self.runs}))
         return f"{seconds:,.0f} s, {devices}{'' if self.alone else ', shared'}"
 
 
 def read_groups(results: Path) -> list[Group]:
-    """Everything that a ledger holds, by data set, model and recipe."""
+    """All runs of a ledger, by data set, model and recipe."""
     return group_runs(list_runs(results), list_runs(results, REPEATS))
 
 
 def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
-    """Runs whose whole recipes are equal but for seed and fold, together with those that repeat one of them. Repeats of
-    nothing that is there count as runs."""
-    own: list[list[Run]] = []
+    """Group runs whose recipes are equal but for seed and fold, with the repeats of these runs. Repeats without a run
+    count as runs."""
+    members: list[list[Run]] = []
     for run in runs:
-        group = next((group for group in own if same_training(group[0], run)), None)
+        group = next((group for group in members if same_training(group[0], run)), None)
         if group is None:
-            own.append([run])
+            members.append([run])
         else:
             group.append(run)
-    groups = [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in own]
-    orphans = [r for r in repeats if not any(same_training(group[0], r) for group in own)]
+    groups = [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in members]
+    orphans = [r for r in repeats if not any(same_training(group[0], r) for group in members)]
     return groups + (group_runs(orphans) if orphans else [])
 
 
 def same_training(run: Run, other: Run) -> bool:
-    """Whether two runs differ in nothing but seed, fold and machine."""
+    """Whether two runs differ only in seed, fold and machine."""
     return (run.model, run.dataset, settings(run.recipe)) == (other.model, other.dataset, settings(other.recipe))
 
 
 def settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe sets, less seed and fold: a field that is empty is as good as one that is not there."""
+    """The fields that a recipe sets, without seed and fold; an empty field counts as a missing one."""
     rest = {key: value for key, value in recipe.items() if key not in ("seed", "fold")}
     return {key: value for key, value in rest.items() if value not in (None, "", {}, False, 0)}

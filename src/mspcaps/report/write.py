@@ -26,12 +26,12 @@ RUN_FIGURES = (3, 4, 5, 6, 8)
 READING = (
     "Accuracies are percentages of the images that a run was measured on: the test images, or training images that "
     "were held out.",
-    "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Runs made again with the "
-    "same seed are averaged with it first. Of a cross-validation it is over the folds: a run is measured on one part "
-    "of the training images and learns from the others.",
-    "“Last epoch” is what training ended with. “Best on” says on which images the best epoch was chosen: on the very "
-    "images that it is measured on it flatters, on validation images it does not.",
-    "“Training” is the time of one run including its evaluations; “shared” means that other runs were on the device.",
+    "A figure is the mean ± standard deviation over n seeds; a single seed has no deviation. Repeats of a seed are "
+    "averaged first. In a cross-validation n counts folds: each run is measured on one part of the training images and "
+    "learns from the others.",
+    "“Last epoch” is the accuracy at the end of training. “Best on” names the images that the best epoch was chosen "
+    "on: if the accuracy is measured on the same images, it flatters; with validation images it does not.",
+    "“Training” is the time of one run, evaluations included; “shared” means that other runs used the device as well.",
 )
 
 
@@ -52,7 +52,7 @@ class Section:
 
     @property
     def provenances(self) -> list[str]:
-        """Where the images came from, as the runs noted it."""
+        """Where the images came from, as the runs recorded it."""
         return sorted({run.provenance for group in self.groups for run in group.runs})
 
     @property
@@ -61,7 +61,7 @@ class Section:
 
     @property
     def curves(self) -> list[tuple[str, list[tuple[str, Markup]]]]:
-        """For every row its title and its charts, each with what it shows."""
+        """Title and charts of every row; a chart is a pair (title, SVG)."""
         return [(f"{group.first.model}, {group.first.name}", charts_of(group)) for group in self.groups]
 
 
@@ -97,7 +97,7 @@ def sections_of(groups: list[Group]) -> list[Section]:
 
 
 def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, ...]]:
-    """In the order of RUN_HEADS, repeats behind the first runs; commit and sha256 in short."""
+    """In the order of RUN_HEADS, repeats after the runs; commit and sha256 are abbreviated."""
     return [
         (
             run.dataset, run.model, run.name,
@@ -112,7 +112,7 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
 
 
 def group_row(group: Group) -> dict[str, Any]:
-    """A row for programs, under keys that stay: docs/formats.md says what they are."""
+    """A row for programs, under stable keys that docs/formats.md explains."""
     run = group.first
     return {
         "dataset": run.dataset, "model": run.model, "recipe": run.name,
@@ -124,7 +124,7 @@ def group_row(group: Group) -> dict[str, Any]:
 
 
 def run_row(run: Run, kind: str) -> dict[str, Any]:
-    """The same of a single run; `kind` is runs or repeats."""
+    """The same for a single run; `kind` is runs or repeats."""
     return {
         "dataset": run.dataset, "model": run.model, "recipe": run.name, "seed": run.seed, "kind": kind,
         "last": run.accuracy.last, "best": run.accuracy.best, "best_epoch": run.accuracy.best_epoch,
@@ -167,7 +167,6 @@ def page(groups: list[Group]) -> str:
 def write_report(results: Path = Path("results"), out: Path = Path("runs/report")) -> list[Group]:
     """Write index.html and report.md about every run of a ledger into the folder `out`, and nothing elsewhere."""
     groups = read_groups(results)
-    files = {out / PAGE: page(groups), out / TABLES: markdown(groups)}
-    for path, text in files.items():
-        write_atomically(path, text)
+    write_atomically(out / PAGE, page(groups))
+    write_atomically(out / TABLES, markdown(groups))
     return groups

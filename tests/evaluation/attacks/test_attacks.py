@@ -125,8 +125,8 @@ def test_the_squares_shrink_as_published():
     """p = 0.8, halved after queries 10, 50, 200, 500, 1000, 2000, 4000, 6000 and 8000 of 10,000."""
     x = torch.empty(1, 3, 32, 32)
     for query, halvings in ((1, 0), (10, 0), (11, 1), (50, 1), (51, 2), (201, 3), (501, 4), (1001, 5), (2001, 6)):
-        assert side_of(query, 10_000, 0.8, x) == max(round(math.sqrt(0.8 / 2**halvings * 1024)), 1)
-    assert side_of(9_999, 10_000, 0.8, x) == 1
+        assert side_of(query, 10_000, x) == max(round(math.sqrt(0.8 / 2**halvings * 1024)), 1)
+    assert side_of(9_999, 10_000, x) == 1
 
 
 def test_square_raises_its_loss_at_the_corners_of_the_box():

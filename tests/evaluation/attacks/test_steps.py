@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from mspcaps.capsules.losses import margin_loss
-from mspcaps.evaluation.attacks import OBJECTIVES, pgd_steps, random_start
+from mspcaps.evaluation.attacks import OBJECTIVES, pgd_steps
 from mspcaps.evaluation.attacks.objectives import targeted_dlr
 
 
 def test_steps_against_a_loop_over_pixels():
     """J = sum (x - t)^2: the slope of a pixel is 2 (x - t), whatever the others are."""
     generator = torch.Generator().manual_seed(0)
-    x, t = torch.rand(2, 2, 3, 1, 2, generator=generator, dtype=torch.float64)
-    start = random_start(x, 0.1, generator)
+    x, t, noise = torch.rand(3, 2, 3, 1, 2, generator=generator, dtype=torch.float64)
+    start = (x + 0.2 * noise - 0.1).clamp(0, 1)
     found = pgd_steps(lambda images: (images - t).square().sum(), x, start, 0.1, 0.03, 5)
     for centre, target, pixel, end in zip(*(v.flatten().tolist() for v in (x, t, start, found)), strict=True):
         for _ in range(5):

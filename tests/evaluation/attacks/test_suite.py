@@ -57,6 +57,13 @@ def test_what_is_counted():
     assert few.curves[0].points[0].survived.tolist() == found.curves[1].points[1].survived[:20].tolist()
 
 
+def test_the_checks_take_no_more_images_at_a_time_than_the_attacks():
+    sizes = []
+    with MODEL.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0]))):
+        mspcaps.attack(MODEL, (X, Y), EPS, "bim", batch_size=7)
+    assert max(sizes) == 7
+
+
 def test_some_images_of_a_data_set_are_of_all_classes():
     """A folder lists class after class: the first 20 of 60 images would be of one class."""
     labels = torch.arange(60) // 12  # five classes, one after the other

@@ -1,12 +1,12 @@
-"""Auto-PGD (Croce and Hein, Reliable Evaluation of Adversarial Robustness, ICML 2020): PGD that sets its own steps.
+"""Auto-PGD (Croce and Hein, Reliable Evaluation of Adversarial Robustness, ICML 2020): PGD that adapts its step size.
 
     z[t+1] = project(x[t] + step sign(dJ/dx))
     x[t+1] = project(x[t] + 0.75 (z[t+1] - x[t]) + 0.25 (x[t] - x[t-1]))
 
-The step is 2 eps at first. At checkpoints (22, 41, 57, 70, 80, 87, 93 and 99 % of the way) it is halved, and the
-search goes back to the best point so far, for each image whose loss rose in less than three quarters of the steps since
-the last checkpoint, or whose best loss and step have not changed since then. AutoAttack runs it on the cross-entropy
-and on the targeted ratio of differences of logits, once for each of the nine highest other classes.
+The step is 2 eps at first. At checkpoints (after 22, 41, 57, 70, 80, 87, 93 and 99 % of the steps) it is halved, and
+the search returns to the best point so far, for each image whose loss rose in less than three quarters of the steps
+since the last checkpoint, or whose best loss and step have not changed since then. AutoAttack runs it on the
+cross-entropy and on the targeted DLR loss, once for each of the nine highest other classes.
 """
 
 import math
@@ -16,35 +16,32 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.attacks.common import Attempt, Draws, Found, attacked, attempts, check_counts, spread
+from mspcaps.evaluation.attacks.common import Adversarial, Attempt, Draws, attacked, check_counts, run_attempts, spread
 from mspcaps.evaluation.attacks.objectives import check_classes, find_objective, targeted_dlr
 from mspcaps.evaluation.attacks.steps import gradient
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores [b, K], labels [b], targets [b] -> [b]
-TARGETED = "targeted_dlr"
-SHARE = 0.75  # of the steps that must raise the loss
+TARGETED, TARGETS = "targeted_dlr", 9
+MIN_RISES = 0.75  # share of the steps that must raise the loss
 
 
 def apgd(
     model: nn.Module, x: Tensor, y: Tensor, eps: float, objective: str = "cross_entropy", *, steps: int = 100,
-    restarts: int = 1, targets: int = 9, seed: int = 0, numbers: Tensor | None = None,
+    restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `pgd`. The objective may also be "targeted_dlr", which is tried for that many `targets`."""
+    """As `pgd`. The objective may also be "targeted_dlr", which is tried for the nine highest other classes."""
     check_counts(steps, restarts)
-    if targets < 1:
-        raise MspcapsError(f"targets is {targets}, but must be at least 1")
     with attacked(model, x, y, eps) as classes:
         if objective == TARGETED:
             check_classes(TARGETED, classes)
             loss: Loss = targeted_dlr
-            ranks = list(range(1, min(targets, classes - 1) + 1))
+            ranks = list(range(1, min(TARGETS, classes - 1) + 1))
         else:
             plain = find_objective(objective, model, classes)
             loss, ranks = (lambda scores, y, target: plain(scores, y)), [1]
 
         def towards(rank: int, restart: int) -> Attempt:
-            def attempt(x: Tensor, y: Tensor, draws: Draws) -> Found:
+            def attempt(x: Tensor, y: Tensor, draws: Draws) -> Adversarial:
                 with torch.no_grad():
                     target = other_class(model(x), y, rank)
                 noise = draws.within(x, 100 * restart + rank)
@@ -53,8 +50,8 @@ def apgd(
 
             return attempt
 
-        tries = (towards(rank, restart) for restart in range(restarts) for rank in ranks)
-        return attempts(tries, model, x, y, Draws.for_images(seed, x, numbers))
+        attempts = (towards(rank, restart) for restart in range(restarts) for rank in ranks)
+        return run_attempts(attempts, model, x, y, Draws.for_images(seed, x, numbers))
 
 
 def other_class(scores: Tensor, y: Tensor, rank: int) -> Tensor:
@@ -64,31 +61,31 @@ def other_class(scores: Tensor, y: Tensor, rank: int) -> Tensor:
 
 
 def checkpoints(steps: int) -> list[int]:
-    """After which steps the size of a step is looked at."""
+    """The steps after which the step size is reconsidered."""
     shares = [0.0, 0.22]
     while shares[-1] < 1:
         shares.append(shares[-1] + max(shares[-1] - shares[-2] - 0.03, 0.06))
-    return sorted({found for share in shares[1:] if (found := math.ceil(round(share * steps, 6))) < steps})
+    return sorted({step for share in shares[1:] if (step := math.ceil(round(share * steps, 6))) < steps})
 
 
 @dataclass
 class State:
-    """Of the images that are still searched, one row each."""
+    """The images still under attack, one row each."""
 
-    number: Tensor  # in the batch
+    index: Tensor  # in the batch
     x: Tensor
     y: Tensor
     target: Tensor
     now: Tensor
-    before: Tensor  # the point before
-    slope: Tensor  # of the loss at `now`
+    before: Tensor  # the previous point
+    slope: Tensor  # gradient of the loss at `now`
     loss: Tensor
     best: Tensor
     best_slope: Tensor
     best_loss: Tensor
-    step: Tensor  # size of one
-    rises: Tensor  # steps since the checkpoint that raised the loss
-    checked_loss: Tensor  # best loss at the checkpoint before
+    step: Tensor  # its size
+    rises: Tensor  # number of steps since the last checkpoint that raised the loss
+    checked_loss: Tensor  # best loss at the last checkpoint
     halved: Tensor  # whether the step was halved there
 
     def keep(self, index: Tensor) -> None:
@@ -97,22 +94,22 @@ class State:
 
 
 class Search:
-    """One run over a batch; an image that is found leaves the batch at the next checkpoint."""
+    """One run over a batch; an image that fools the model leaves the batch at the next checkpoint."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, x: Tensor, start: Tensor, y: Tensor, target: Tensor, eps: float
     ) -> None:
         self.model, self.loss, self.eps = model, loss, eps
-        self.found = Found(x, y)
-        value, slope, fooled = self.look(start, y, target)
-        numbers, zeros = torch.arange(len(x), device=x.device), torch.zeros_like(value)
-        self.found.mark(numbers, start, fooled)
+        self.result = Adversarial(x, y)
+        value, slope, fooled = self.evaluate(start, y, target)
+        index, zeros = torch.arange(len(x), device=x.device), torch.zeros_like(value)
+        self.result.update_at(index, start, fooled)
         self.state = State(
-            numbers, x, y, target, start, start, slope, value, start, slope, value,
+            index, x, y, target, start, start, slope, value, start, slope, value,
             torch.full_like(value, 2 * eps), zeros, value, torch.zeros_like(fooled),
         )  # fmt: skip
 
-    def look(self, images: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, images: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """-> loss [b], its gradient, and whether the model errs [b]."""
         kept = {}
 
@@ -125,18 +122,18 @@ class Search:
         slope = gradient(ascend, images)
         return kept["loss"], slope, kept["fooled"]
 
-    def run(self, steps: int) -> Found:
-        marks, last = checkpoints(steps), 0
+    def run(self, steps: int) -> Adversarial:
+        checks, last = checkpoints(steps), 0
         for step in range(1, steps + 1):
             self.advance(momentum=step > 1)
-            if step in marks:
+            if step in checks:
                 self.check(step - last)
                 last = step
-                standing = (~self.found.fooled[self.state.number]).nonzero().squeeze(1)
-                if not len(standing):
+                survivors = (~self.result.fooled[self.state.index]).nonzero().squeeze(1)
+                if not len(survivors):
                     break
-                self.state.keep(standing)
-        return self.found
+                self.state.keep(survivors)
+        return self.result
 
     def advance(self, momentum: bool) -> None:
         s = self.state
@@ -144,8 +141,8 @@ class Search:
         low, high = (s.x - self.eps).clamp(min=0), (s.x + self.eps).clamp(max=1)
         ahead = (s.now + spread(s.step) * s.slope.sign()).clamp(low, high)
         moved = (s.now + weight * (ahead - s.now) + (1 - weight) * (s.now - s.before)).clamp(low, high)
-        value, slope, fooled = self.look(moved, s.y, s.target)
-        self.found.mark(s.number, moved, fooled)
+        value, slope, fooled = self.evaluate(moved, s.y, s.target)
+        self.result.update_at(s.index, moved, fooled)
         s.rises = s.rises + (value > s.loss)
         s.before, s.now, s.slope, s.loss = s.now, moved, slope, value
         better = value > s.best_loss
@@ -154,10 +151,10 @@ class Search:
         s.best_loss = torch.where(better, value, s.best_loss)
 
     def check(self, steps: int) -> None:
-        """`steps` were taken since the last time."""
+        """Halve steps where needed; `steps` were taken since the last checkpoint."""
         s = self.state
         stuck = ~s.halved & (s.checked_loss >= s.best_loss)
-        halve = (s.rises < SHARE * steps) | stuck
+        halve = (s.rises < MIN_RISES * steps) | stuck
         s.step = torch.where(halve, s.step / 2, s.step)
         s.now = torch.where(spread(halve), s.best, s.now)
         s.slope = torch.where(spread(halve), s.best_slope, s.slope)

@@ -1,4 +1,4 @@
-"""What the attacks share: checked input, images found so far, random numbers that belong to an image."""
+"""What the attacks share: input checks, the best images so far, and random numbers tied to an image."""
 
 import contextlib
 import math
@@ -24,7 +24,7 @@ def check_counts(steps: int, restarts: int = 1) -> None:
 
 
 def check_images(x: Tensor) -> None:
-    """Refuses what is not a batch of images in [0, 1]: a budget in pixel units would mean nothing."""
+    """Refuse anything but a batch of images in [0, 1]: a budget in pixel units would be meaningless."""
     check_floating(x)
     if x.ndim != 4 or not len(x):
         raise MspcapsError(f"images must be a batch [b, channels, height, width], not {tuple(x.shape)}")
@@ -41,9 +41,9 @@ def check_images(x: Tensor) -> None:
 
 @contextlib.contextmanager
 def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Iterator[int]:
-    """Checks everything and gives the number of classes. Meanwhile the model is in eval mode, without autocast:
-    BatchNorm must not mix the images of a batch, nor learn from them. On a GPU convolutions may use TF32, PyTorch's
-    default; `full_precision` around the call forbids it."""
+    """Check all input and yield the number of classes. Inside, the model is in eval mode, without autocast: BatchNorm
+    must not mix the images of a batch, nor learn from them. On a GPU convolutions may use TF32, PyTorch's default;
+    `full_precision` around the call forbids it."""
     check_eps(eps)
     check_images(x)
     with in_eval_mode(model), torch.autocast(x.device.type, enabled=False):
@@ -57,27 +57,27 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Iterator[int
         yield scores.shape[1]
 
 
-class Found:
-    """For every image the first version of it that the model gets wrong, or else the last one that was tried."""
+class Adversarial:
+    """For every image, the first version that the model gets wrong, or else the last version tried."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.y, self.images = y, x.detach()
         self.fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
-    def see(self, images: Tensor, scores: Tensor) -> None:
-        """Without a wait for the device."""
+    def update(self, images: Tensor, scores: Tensor) -> None:
+        """New versions of all images; does not wait for the device."""
         self.images = torch.where(spread(self.fooled), self.images, images.detach())
         self.fooled = self.fooled | (scores.detach().argmax(1) != self.y)
 
-    def mark(self, numbers: Tensor, images: Tensor, fooled: Tensor) -> None:
-        """The same of some of the images, by their numbers."""
-        known = self.fooled[numbers]
-        images = torch.where(spread(known), self.images[numbers], images.detach())
-        self.images = self.images.index_copy(0, numbers, images)
-        self.fooled = self.fooled.index_copy(0, numbers, known | fooled)
+    def update_at(self, index: Tensor, images: Tensor, fooled: Tensor) -> None:
+        """New versions of some of the images, and whether they fool the model."""
+        before = self.fooled[index]
+        images = torch.where(spread(before), self.images[index], images.detach())
+        self.images = self.images.index_copy(0, index, images)
+        self.fooled = self.fooled.index_copy(0, index, before | fooled)
 
-    def left(self) -> Tensor:
-        """Numbers of the images that still stand."""
+    def survivors(self) -> Tensor:
+        """Indices of the images that have not fooled the model yet."""
         return (~self.fooled).nonzero().squeeze(1)
 
 
@@ -86,27 +86,27 @@ def spread(values: Tensor) -> Tensor:
     return values.view(-1, 1, 1, 1)
 
 
-Attempt = Callable[[Tensor, Tensor, "Draws"], Found]  # images, labels, random numbers
+Attempt = Callable[[Tensor, Tensor, "Draws"], Adversarial]  # images, labels, random numbers
 
 
-def attempts(tries: Iterable[Attempt], scores: Scores, x: Tensor, y: Tensor, draws: "Draws") -> Tensor:
-    """Each try on those images that none before it fooled; what the model gets wrong anyway stays as it is."""
-    found = Found(x, y)
+def run_attempts(attempts: Iterable[Attempt], scores: Scores, x: Tensor, y: Tensor, draws: "Draws") -> Tensor:
+    """Each attempt on the images that survived those before it; images that are wrong to begin with stay unchanged."""
+    result = Adversarial(x, y)
     with torch.no_grad():
-        found.see(x, scores(x))
-    for attempt in tries:
-        left = found.left()
-        if not len(left):
+        result.update(x, scores(x))
+    for attempt in attempts:
+        index = result.survivors()
+        if not len(index):
             break
-        tried = attempt(x[left], y[left], draws.of(left))
-        found.mark(left, tried.images, tried.fooled)
-    return found.images
+        tried = attempt(x[index], y[index], draws.of(index))
+        result.update_at(index, tried.images, tried.fooled)
+    return result.images
 
 
 class Draws:
     """Random numbers of each image: a hash of (seed, number of the image, draw, place), on the device.
 
-    So what an image meets does not depend on the batch that it is in, nor on what became of the others.
+    They do not depend on the batch that an image is in, nor on the other images.
     """
 
     def __init__(self, seed: int, numbers: Tensor) -> None:
@@ -115,18 +115,18 @@ class Draws:
 
     @classmethod
     def for_images(cls, seed: int, x: Tensor, numbers: Tensor | None) -> "Draws":
-        """Without numbers the images of a batch are numbered from 0."""
+        """Without `numbers` the images are numbered from 0."""
         return cls(seed, torch.arange(len(x), device=x.device) if numbers is None else numbers.to(x.device))
 
     def of(self, index: Tensor) -> "Draws":
-        """Those of some of the images."""
+        """The draws of some of the images."""
         part = Draws.__new__(Draws)
         part.keys = self.keys[index]
         return part
 
     def uniform(self, draw: int, count: int) -> Tensor:
         """-> [b, count] in [0, 1)"""
-        pair = torch.arange(2 * draw, 2 * draw + 2, device=self.keys.device)  # no copy that the device waits for
+        pair = torch.arange(2 * draw, 2 * draw + 2, device=self.keys.device)  # made there, to avoid a blocking copy
         key = wide_key(hash_words(self.keys, pair))
         words = hash_words(key, torch.arange(count, device=self.keys.device))
         return (words >> 8).float() / 2**24
@@ -134,6 +134,10 @@ class Draws:
     def within(self, x: Tensor, draw: int) -> Tensor:
         """-> like x, in [-1, 1)"""
         return (2 * self.uniform(draw, x[0].numel()) - 1).view(x.shape).to(x.dtype)
+
+    def start(self, x: Tensor, eps: float, draw: int) -> Tensor:
+        """Random images within eps of x and within [0, 1]."""
+        return (x + eps * self.within(x, draw)).clamp(0, 1)
 
 
 def wide_key(words: Tensor) -> Tensor:

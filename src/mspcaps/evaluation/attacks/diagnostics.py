@@ -1,14 +1,13 @@
-"""Whether a measured robustness can be trusted: checks that run by themselves, each with a sentence if it fails.
+"""Whether measured robustness can be trusted: automatic checks, each with a sentence if it fails.
 
-They are those of Carlini et al., On Evaluating Adversarial Robustness (2019), and of AutoAttack's checks. A model that
-passes them all may still fall to an attack that nobody has tried; one that fails them has not been measured yet.
+They follow Carlini et al., On Evaluating Adversarial Robustness (2019), and the checks of AutoAttack. A model that
+passes them all may still fall to an attack that nobody has tried; if it fails one, its figures cannot be trusted.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import nn
 
 from mspcaps.evaluation.accuracy import placement
@@ -16,20 +15,20 @@ from mspcaps.evaluation.attacks.suite import METHODS, Target, Trial
 from mspcaps.evaluation.robustness import Bits, Caution, Curve, format_eps, same
 from mspcaps.files import ProgressFn, no_progress
 
-PROBED = {"cpu": 50}  # images for the checks that attack again
+PROBED = {"cpu": 50}  # images by device, for checks that run more attacks
 PROBED_ELSEWHERE = 1000
-SLACK = 0.5  # points: a smaller difference the other way says nothing
+SLACK = 0.5  # points of accuracy: a smaller contradiction means nothing
 BLACK_BOX = 0.2  # points that an attack without gradients may gain, as in AutoAttack
 LARGE = 0.5  # with this eps every image can become the same grey
 COMPARISONS = {"zero gradients", "falls with eps", "iterated beats single", "white beats black"}
-HELP = 2.0  # points that twice the steps and a second start may gain
+MAX_GAIN = 2.0  # points that twice the steps and one more start may gain
 
 
 def diagnose(
     target: Target, trials: Sequence[Trial], curves: Sequence[Curve], surrogate: nn.Module | None = None,
     progress: ProgressFn = no_progress,
 ) -> tuple[Caution, ...]:  # fmt: skip
-    """All checks on what the trials found."""
+    """All checks on the results of the trials."""
     cautions = compare(curves)
     if target.clean.any():
         cautions += [*unchanged(target), *large_eps(target, trials, progress), *converged(target, trials, curves)]
@@ -39,7 +38,7 @@ def diagnose(
 
 
 def compare(curves: Sequence[Curve]) -> list[Caution]:
-    """The checks that need no model: those of COMPARISONS."""
+    """The checks that need no model, named in COMPARISONS."""
     return [*zero_gradients(curves), *falling(curves), *iterated(curves), *black_box(curves)]
 
 
@@ -54,16 +53,16 @@ def zero_gradients(curves: Sequence[Curve]) -> Iterator[Caution]:
 
 
 def unchanged(target: Target) -> Iterator[Caution]:
-    """Twice the same images, the second time as an attack with eps = 0 leaves them."""
-    probe = target.some(probed(target))
+    """The same images must get the same scores twice, and survive an attack with eps = 0."""
+    probe = target.some(probe_size(target))
     survived = probe.survivors(Trial.parse("square-1"), 0.0)
-    x, _ = probe.batch(torch.arange(len(survived)))
-    twice = (probe.scores(x) - probe.scores(x)).abs().max()
-    if not survived.all() or float(twice) > 1e-4:
+    x, _ = probe.batch(probe.batches(probe.clean)[0])
+    difference = float((probe.scores(x) - probe.scores(x)).abs().max())
+    if not survived.all() or difference > 1e-4:
         yield Caution(
             "eps 0",
-            f"With eps = 0 {int((~survived).sum())} of {len(survived)} images are lost, and scores differ by "
-            f"{float(twice):.1e} between two calls: the model answers at random, so attack the mean of many answers.",
+            f"With eps = 0, {int((~survived).sum())} of {len(survived)} images are lost, and scores differ by "
+            f"{difference:.1e} between two calls: the model is random, so attack the mean of many answers.",
         )
 
 
@@ -73,9 +72,9 @@ def falling(curves: Sequence[Curve]) -> Iterator[Caution]:
             if large.accuracy > small.accuracy + slack(large.survived):
                 yield Caution(
                     "falls with eps",
-                    f"Under {curve.label} accuracy rises from {small.accuracy:.2f} to {large.accuracy:.2f} % as eps "
-                    f"grows from {format_eps(small.eps)} to {format_eps(large.eps)}: the attack does not find what is "
-                    f"there, so take more steps or another objective.",
+                    f"Under {curve.label}, accuracy rises from {small.accuracy:.2f} to {large.accuracy:.2f} % as eps "
+                    f"grows from {format_eps(small.eps)} to {format_eps(large.eps)}: the attack misses adversarial "
+                    f"images that exist, so take more steps or another objective.",
                 )
                 break
 
@@ -94,8 +93,8 @@ def iterated(curves: Sequence[Curve]) -> Iterator[Caution]:
                 if once and point.accuracy > once.accuracy + slack(point.survived):
                     yield Caution(
                         "iterated beats single",
-                        f"With eps {format_eps(point.eps)} {many.label} leaves {point.accuracy:.2f} %, a single step "
-                        f"only {once.accuracy:.2f} %: the gradients lead astray, so look for masked ones.",
+                        f"With eps {format_eps(point.eps)}, {many.label} leaves {point.accuracy:.2f} %, but a single "
+                        f"step only {once.accuracy:.2f} %: the gradients are misleading, perhaps masked.",
                     )
                     break
 
@@ -109,8 +108,8 @@ def black_box(curves: Sequence[Curve]) -> Iterator[Caution]:
             if gained > allowed(len(point.survived)):
                 yield Caution(
                     "white beats black",
-                    f"With eps {format_eps(point.eps)} {curve.label}, which sees no gradients, fools {gained} images "
-                    f"that no attack with gradients does: the gradients are masked.",
+                    f"With eps {format_eps(point.eps)}, {curve.label} uses no gradients, but fools the model on "
+                    f"{gained} images where no attack with gradients does: the gradients are masked.",
                 )
                 break
 
@@ -122,15 +121,15 @@ def transfer(target: Target, curves: Sequence[Curve], surrogate: nn.Module) -> I
         if gained > allowed(len(survived)):
             yield Caution(
                 "white beats transfer",
-                f"With eps {format_eps(eps)} images made for the surrogate fool the model {gained} times where no "
+                f"With eps {format_eps(eps)}, images made for the surrogate fool the model {gained} times where no "
                 f"attack on the model itself does: its own gradients are masked.",
             )
             return
 
 
 def large_eps(target: Target, trials: Sequence[Trial], progress: ProgressFn) -> Iterator[Caution]:
-    """Of every objective that a gradient was taken of."""
-    probe = target.some(probed(target))
+    """With a very large eps every objective must fool the model on all images."""
+    probe = target.some(probe_size(target))
     objectives = dict.fromkeys(
         "dlr" if trial.objective == "targeted_dlr" else trial.objective for trial in trials if trial.method.white_box
     )
@@ -141,55 +140,56 @@ def large_eps(target: Target, trials: Sequence[Trial], progress: ProgressFn) -> 
             yield Caution(
                 "large eps",
                 f"With eps {LARGE}, enough to turn every image grey, PGD on {objective} still leaves "
-                f"{100 * survived.mean():.1f} % of {len(survived)} images right: its gradients do not find the way.",
+                f"{100 * survived.mean():.1f} % of {len(survived)} images right: its gradients are misleading.",
             )
 
 
 def converged(target: Target, trials: Sequence[Trial], curves: Sequence[Curve]) -> Iterator[Caution]:
-    """Again with twice the steps and one more start: the strongest iterated attack, where it leaves about half."""
-    known = [
-        (abs(point.accuracy - 50 * target.clean.mean()), point.accuracy, trial, point)
+    """Repeat the strongest iterated attack with twice the steps and one more start, at the eps where about half of the
+    images survive."""
+    candidates = [
+        (trial, point)
         for trial, curve in zip(trials, curves, strict=True)
         if trial.method.white_box and trial.name != "fgsm"
         for point in curve.points
         if point.eps > 0 and point.survived.any()
     ]
-    if not known:
+    if not candidates:
         return
-    nearest = min(known, key=lambda entry: entry[0])[3].eps
-    accuracy, trial, point = min(
-        ((accuracy, trial, point) for _, accuracy, trial, point in known if same(point.eps, nearest)),
-        key=lambda entry: entry[0],
-    )
-    left: Bits = np.zeros_like(point.survived)
-    left[point.survived.nonzero()[0][: probed(target)]] = True
+    half = 50 * target.clean.mean()
+    _, middle = min(candidates, key=lambda pair: abs(pair[1].accuracy - half))
+    strongest = [(trial, point) for trial, point in candidates if same(point.eps, middle.eps)]
+    trial, point = min(strongest, key=lambda pair: pair[1].accuracy)
+    tried: Bits = np.zeros_like(point.survived)
+    tried[point.survived.nonzero()[0][: probe_size(target)]] = True
     harder = replace(trial, steps=2 * trial.steps, restarts=trial.restarts + trial.method.random)
-    again = replace(target, seed=target.seed + 1).survivors(harder, point.eps, among=left)
-    fooled = int(left.sum() - again.sum())
-    gain = accuracy * fooled / int(left.sum())
-    if fooled > 1 and gain > HELP:
+    survived = replace(target, seed=target.seed + 1).survivors(harder, point.eps, among=tried)
+    fooled = int(tried.sum() - survived.sum())
+    gain = point.accuracy * fooled / int(tried.sum())
+    if fooled > 1 and gain > MAX_GAIN:
         yield Caution(
             "more steps help",
-            f"With eps {format_eps(point.eps)} twice the steps and one more start of {trial.name} fool {fooled} of the "
-            f"{int(left.sum())} survivors tried: {accuracy:.2f} % is too high by about {gain:.1f} points.",
+            f"With eps {format_eps(point.eps)}, twice the steps and one more start of {trial.name} fool the model on "
+            f"{fooled} of the {int(tried.sum())} survivors tried: {point.accuracy:.2f} % is too high by about "
+            f"{gain:.1f} points.",
         )
 
 
 def missed(curves: Sequence[Curve], eps: float, survived: Bits) -> int:
-    """How many images an attack fools that every attack with gradients leaves right."""
+    """How many images an attack fools the model on that survive every attack with gradients."""
     white = [point.survived for curve in curves if METHODS[curve.attack].white_box and (point := curve.at(eps))]
     return int((np.logical_and.reduce(white) & ~survived).sum()) if white else 0
 
 
 def allowed(n: int) -> float:
-    """Images; of a few hundred one or two are chance."""
+    """Number of images; one or two in a few hundred are chance."""
     return max(2.0, BLACK_BOX / 100 * n)
 
 
 def slack(survived: Bits) -> float:
-    """Points; an image or two say nothing."""
+    """Points of accuracy, at least two images' worth."""
     return max(SLACK, 200 / len(survived))
 
 
-def probed(target: Target) -> int:
+def probe_size(target: Target) -> int:
     return PROBED.get(placement(target.model)[0].type, PROBED_ELSEWHERE)

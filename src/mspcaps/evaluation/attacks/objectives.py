@@ -1,11 +1,11 @@
-"""What an attack ascends: scores [b, K] and the labels to lead away from, int64 [b] -> one loss per image [b].
+"""What an attack maximises: scores [b, K] and the labels to lead away from, int64 [b] -> one loss per image [b].
 
 Scores are logits or capsule lengths (`Model.scores`), and all objectives but one take both as they are. Cross-entropy
-takes lengths for logits: within [0, 1] its softmax is never saturated, but squash is, and a long capsule hardly moves.
-`log_odds` undoes squash first, log(l / (1 - l)) = log |s|^2, so that long and short capsules count alike: of lengths it
-is the strongest here. `margin` is the loss that capsules are trained with and the only one with flat parts: exactly
-zero, with its gradient, where the true capsule is longer than 0.9 and all others are shorter than 0.1. That is where
-the model is surest, so robustness measured with `margin` alone is partly the silence of the objective.
+treats lengths as logits: within [0, 1] its softmax never saturates, but squash does, and a long capsule hardly moves.
+`log_odds` undoes squash first, log(l / (1 - l)) = log |s|^2, so that long and short capsules count alike: for lengths
+it is the strongest objective here. `margin` is the loss that capsules are trained with and the only one with flat
+parts: loss and gradient are exactly zero where the true capsule is longer than 0.9 and all others are shorter than 0.1.
+That is where the model is most confident, so robustness measured with `margin` alone partly measures missing gradients.
 """
 
 from collections.abc import Callable
@@ -34,21 +34,21 @@ def log_odds(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def cw(scores: Tensor, y: Tensor) -> Tensor:
-    """The highest score of another class less that of the true one (Carlini and Wagner, 2017): above 0 is fooled."""
+    """The highest score of another class minus that of the true class (Carlini and Wagner, 2017): above 0 is fooled."""
     return runner_up(scores, y) - true_score(scores, y)
 
 
 def dlr(scores: Tensor, y: Tensor) -> Tensor:
-    """The difference of logits ratio of AutoAttack: `cw` over the span of the highest and the third highest score.
+    """AutoAttack's difference of logits ratio: `cw` over the gap between the highest and the third highest score.
 
-    Neither adding to the scores nor multiplying them changes it. Takes three classes at least.
+    Shifting or scaling the scores does not change it. Needs at least three classes.
     """
     ordered = scores.sort(dim=1, descending=True).values  # [b, K]
     return cw(scores, y) / (ordered[:, 0] - ordered[:, 2] + 1e-12)
 
 
 def targeted_dlr(scores: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """AutoAttack's ratio towards one class: (z_target - z_y) / (z_1 - (z_3 + z_4) / 2). Takes four classes at least."""
+    """AutoAttack's ratio towards one class: (z_target - z_y) / (z_1 - (z_3 + z_4) / 2). Needs at least four classes."""
     ordered = scores.sort(dim=1, descending=True).values
     span = ordered[:, 0] - 0.5 * (ordered[:, 2] + ordered[:, 3]) + 1e-12
     return (true_score(scores, target) - true_score(scores, y)) / span
@@ -66,11 +66,11 @@ def runner_up(scores: Tensor, y: Tensor) -> Tensor:
 OBJECTIVES: dict[str, Objective] = {
     "margin": margin_losses, "cross_entropy": cross_entropy, "log_odds": log_odds, "cw": cw, "dlr": dlr,
 }  # fmt: skip
-CLASSES = {"dlr": 3, "targeted_dlr": 4}  # fewer leave nothing to divide by
+MIN_CLASSES = {"dlr": 3, "targeted_dlr": 4}  # with fewer there is no span to divide by
 
 
 def find_objective(name: str, model: nn.Module, classes: int) -> Objective:
-    """By name; refuses one that is unknown, or that the scores of the model do not suit."""
+    """The objective of this name; refuses one that does not exist or does not suit the scores of the model."""
     if name not in OBJECTIVES:
         raise MspcapsError(f"unknown objective {name!r}: choose one of {', '.join(OBJECTIVES)}")
     if name == "log_odds" and not has_lengths(model):
@@ -87,7 +87,5 @@ def has_lengths(model: nn.Module) -> bool:
 
 
 def check_classes(name: str, classes: int) -> None:
-    if classes < CLASSES.get(name, 2):
-        raise MspcapsError(
-            f"{name} compares {CLASSES.get(name, 2)} scores, but the model has {classes} classes: use cross_entropy"
-        )
+    if classes < (needed := MIN_CLASSES.get(name, 2)):
+        raise MspcapsError(f"{name} compares {needed} scores, but the model has {classes} classes: use cross_entropy")

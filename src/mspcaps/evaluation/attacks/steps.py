@@ -1,4 +1,4 @@
-"""The steps of projected gradient ascent, as a pure function: for the attacks here and for training against them."""
+"""The steps of projected gradient ascent as a pure function, for attacks and for adversarial training."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ LossFunction = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> scalar to as
 def pgd_steps(loss_fn: LossFunction, x: Tensor, start: Tensor, eps: float, step_size: float, steps: int) -> Tensor:
     """`steps` steps of step_size along the sign of the gradient, from `start`, within eps of x and within [0, 1].
 
-    Images [b, c, h, w] -> images without a graph. Sum the loss over the images, or average it: a sign does not care.
-    Nothing here waits for the device or depends on values, so that a training step that calls it can be captured as a
-    CUDA graph. Parameters get no gradients; whether the model is in eval mode is up to the caller.
+    Images [b, c, h, w] -> images without a graph. The loss may be summed or averaged over the images: the sign is the
+    same. Nothing here waits for the device or depends on values, so a training step that calls it can be captured as a
+    CUDA graph. Parameters get no gradients; the caller decides whether the model is in eval mode.
     """
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     adversarial = start.detach()
@@ -26,20 +26,14 @@ def pgd_steps(loss_fn: LossFunction, x: Tensor, start: Tensor, eps: float, step_
 
 
 def gradient(loss_fn: LossFunction, x: Tensor) -> Tensor:
-    """Of the loss in the pixels; parameters get none."""
+    """The gradient of the loss with respect to the pixels; parameters get none."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         loss = loss_fn(x)
         (slope,) = torch.autograd.grad(loss, x, allow_unused=True) if loss.requires_grad else (None,)
     if slope is None:
         raise MspcapsError(
-            "the model's scores have no gradient in the pixels: it detaches or quantises them, or runs outside of "
-            "PyTorch; attack it with square"
+            "the model's scores have no gradient in the pixels, because it detaches or quantises them or runs outside "
+            "PyTorch: attack it with square"
         )
     return slope
-
-
-def random_start(x: Tensor, eps: float, generator: torch.Generator | None = None) -> Tensor:
-    """Evenly distributed within eps of x and within [0, 1]."""
-    noise = torch.empty_like(x).uniform_(-eps, eps, generator=generator)
-    return (x + noise).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Several attacks with several budgets on a model and a set of images: `mspcaps.attack` and `mspcaps attack`."""
+"""Run several attacks with several budgets on a model and a set of images: `mspcaps.attack` and `mspcaps attack`."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mspcaps.data import FolderImages, ImageSet, load_dataset
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.accuracy import all_scores, full_precision, placement, prepare
+from mspcaps.evaluation.accuracy import all_scores, full_precision, limit_batch, placement, prepare
 from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
 from mspcaps.evaluation.attacks.common import Draws, attacked, check_eps
 from mspcaps.evaluation.attacks.fgsm import fgsm
@@ -31,13 +31,13 @@ from mspcaps.models.layers import check_labels, in_eval_mode
 
 EPS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
 ATTACKS = ("fgsm", "pgd", "apgd")
-BATCH = {"cpu": 50}  # images at a time: small enough there for the bar to move
+BATCH = {"cpu": 50}  # images by device: few enough on a CPU for the progress bar to move
 BATCH_ELSEWHERE = 2500
 
 
 @dataclass(frozen=True)
 class Method:
-    """How an attack is called, and what it does if nobody says otherwise."""
+    """How an attack is called, and its defaults."""
 
     run: Callable[..., Tensor]
     objective: str
@@ -76,7 +76,10 @@ class Trial:
         method = METHODS[match[1]]
         steps, objective = int(match[2] or method.steps), match[3] or method.objective
         if steps < 1 or restarts < 1 or (match[1] == "fgsm" and steps != 1):
-            raise MspcapsError(f"{text!r} with {restarts} restarts: FGSM takes one step, the others at least one")
+            raise MspcapsError(
+                f"{text!r} with {restarts} restarts is impossible: FGSM takes one step, other attacks at least one, "
+                "and all of them at least one restart"
+            )
         if objective not in OBJECTIVES and (match[1], objective) != ("apgd", TARGETED):
             choices = ", ".join((*OBJECTIVES, TARGETED) if match[1] == "apgd" else OBJECTIVES)
             raise MspcapsError(f"unknown objective {objective!r} for {match[1]}: choose one of {choices}")
@@ -96,7 +99,7 @@ class Trial:
 
 @dataclass
 class Target:
-    """A model and images, and which of them it gets right: those that are attacked."""
+    """A model, images, and which of them it gets right: those are attacked."""
 
     model: nn.Module
     images: Tensor  # uint8, or floats in [0, 1]
@@ -106,10 +109,10 @@ class Target:
     seed: int
 
     def some(self, count: int) -> "Target":
-        """The first images that the model gets right."""
-        chosen = torch.from_numpy(self.clean.nonzero()[0][:count])
-        clean = np.ones(len(chosen), dtype=bool)
-        return Target(self.model, self.images[chosen], self.labels[chosen], clean, self.batch_size, self.seed)
+        """Only the first `count` images that the model gets right."""
+        index = torch.from_numpy(self.clean.nonzero()[0][:count])
+        clean = np.ones(len(index), dtype=bool)
+        return Target(self.model, self.images[index], self.labels[index], clean, self.batch_size, self.seed)
 
     def batch(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         device, dtype = placement(self.model)
@@ -122,49 +125,49 @@ class Target:
     def survivors(
         self, trial: Trial, eps: float, among: Bits | None = None, tick: Callable[[int], None] = lambda images: None
     ) -> Bits:
-        """Which images the model still gets right, `among` those given (default: all that it gets right unattacked)."""
+        """Which images the model still gets right, `among` some (default: all that it gets right without an attack)."""
         survived = np.zeros_like(self.clean)
         for numbers in self.batches(self.clean if among is None else among):
             x, y = self.batch(numbers)
-            numbered = numbers.to(x.device)
-            found = trial.run(self.model, x, y, eps, self.seed, numbered)
-            right = self.judge(trial, x, found, y, eps)
+            on_device = numbers.to(x.device)
+            images = trial.run(self.model, x, y, eps, self.seed, on_device)
+            right = self.judge(trial, x, images, y, eps)
             if x.is_cuda:
-                # The search rounds to TF32, and what fools by a hair there need not do so in fp32.
-                close = (right & (self.scores(found, rounded=True).argmax(1) != y)).nonzero().squeeze(1)
+                # The attack computes in TF32: an image that only just fools there need not fool in fp32.
+                close = (right & (self.scores(images, rounded=True).argmax(1) != y)).nonzero().squeeze(1)
                 if len(close):
                     with full_precision(x.device):
-                        again = trial.run(self.model, x[close], y[close], eps, self.seed, numbered[close])
-                    right[close] = self.judge(trial, x[close], again, y[close], eps)
+                        images = trial.run(self.model, x[close], y[close], eps, self.seed, on_device[close])
+                    right[close] = self.judge(trial, x[close], images, y[close], eps)
             survived[numbers.numpy()] = right.cpu().numpy()
             tick(len(numbers))
         return survived
 
-    def transferred(self, source: nn.Module, eps: float, steps: int = 20) -> Bits:
-        """Which images the model still gets right after PGD on the `source`. It takes all its steps: what has just
-        fooled one model seldom fools another."""
-        survived = np.zeros_like(self.clean)
+    def transferred(self, source: nn.Module, eps: float) -> Bits:
+        """Which images the model still gets right after PGD on the `source`. PGD takes all its steps: an image that
+        only just fools one model seldom fools another."""
+        survived, steps = np.zeros_like(self.clean), METHODS["pgd"].steps
         name = "log_odds" if has_lengths(source) else "cross_entropy"
         for numbers in self.batches(self.clean):
             x, y = self.batch(numbers)
-            start = (x + eps * Draws.for_images(self.seed, x, numbers).within(x, 0)).clamp(0, 1)
+            start = Draws.for_images(self.seed, x, numbers).start(x, eps, 0)
             with attacked(source, x, y, eps) as classes:
                 loss = find_objective(name, source, classes)
                 ascend = lambda images: loss(source(images), y).sum()  # noqa: B023, E731 - called at once
-                found = pgd_steps(ascend, x, start, eps, 2.5 * eps / steps, steps)
-            survived[numbers.numpy()] = (self.scores(found).argmax(1) == y).cpu().numpy()
+                images = pgd_steps(ascend, x, start, eps, 2.5 * eps / steps, steps)
+            survived[numbers.numpy()] = (self.scores(images).argmax(1) == y).cpu().numpy()
         return survived
 
-    def judge(self, trial: Trial, x: Tensor, found: Tensor, y: Tensor, eps: float) -> Tensor:
-        """Which of the images found for x the model gets right, in full precision."""
-        off = float((found - x).abs().max())
-        if off > eps + 1e-6 or not (found.min() >= 0 and found.max() <= 1):
-            raise MspcapsError(f"{trial.name} left its bounds: it moved a pixel by {off:g} with eps {eps:g}")
-        return self.scores(found).argmax(1) == y
+    def judge(self, trial: Trial, x: Tensor, images: Tensor, y: Tensor, eps: float) -> Tensor:
+        """Which adversarial images the model gets right, in full precision; images outside the budget are an error."""
+        moved = float((images - x).abs().max())
+        if moved > eps + 1e-6 or not (images.min() >= 0 and images.max() <= 1):
+            raise MspcapsError(f"{trial.name} left its bounds: it moved a pixel by {moved:g} with eps {eps:g}")
+        return self.scores(images).argmax(1) == y
 
     @torch.no_grad()
     def scores(self, x: Tensor, rounded: bool = False) -> Tensor:
-        """In full precision, or as the search computes them."""
+        """In full precision, or `rounded` as attacks compute them."""
         precision = torch.autocast(x.device.type, enabled=False) if rounded else full_precision(x.device)
         with in_eval_mode(self.model), precision:
             return self.model(x)
@@ -199,29 +202,29 @@ def attack(
     check: bool = True,
     progress: ProgressFn = no_progress,
 ) -> Robustness:
-    """Measure what attacks leave of a model's accuracy, and whether the figures can be trusted.
+    """Measure a model's accuracy under attack, and whether the figures can be trusted.
 
-    `model` and `data` are what `evaluate` takes; a module of your own maps images in [0, 1] to scores [b, classes].
-    `eps` are budgets in pixel units (Linf), `attacks` are written NAME[-STEPS][:OBJECTIVE]: fgsm, bim, pgd, apgd,
-    square, votes; margin, cross_entropy, log_odds, cw, dlr, and for apgd targeted_dlr. Default: fgsm, pgd, apgd, and
-    for capsules apgd and votes on log_odds. `images` takes so many of a data set, at random but always the same, and
-    the first of a pair. `check` runs the diagnostics, whose sentences are the `cautions` of what comes back; one tries
-    adversarial images for a `surrogate` on the model.
+    `model` and `data` are as in `evaluate`; a module of your own maps images in [0, 1] to scores [b, classes]. `eps`
+    are budgets in pixel units (Linf). `attacks` are written NAME[-STEPS][:OBJECTIVE] with the names fgsm, bim, pgd,
+    apgd, square, votes and the objectives margin, cross_entropy, log_odds, cw, dlr, and targeted_dlr for apgd; default:
+    fgsm, pgd, apgd, and for capsules apgd and votes on log_odds. `images` limits their number: of a data set it takes
+    random ones, always the same, of a pair the first ones. `check` runs the diagnostics, whose sentences become the
+    `cautions` of the result; one of them tries images that fool a `surrogate` on the model.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
     budgets = sorted({float(value) for value in ([eps] if isinstance(eps, int | float) else eps)})
     for value in budgets:
         check_eps(value)
-    wanted = ATTACKS if attacks is None else [attacks] if isinstance(attacks, str) else attacks
-    trials = [Trial.parse(text, restarts) for text in wanted]
+    names = ATTACKS if attacks is None else [attacks] if isinstance(attacks, str) else attacks
+    trials = [Trial.parse(text, restarts) for text in names]
     if not budgets or not trials:
         raise MspcapsError("name at least one eps and one attack, such as eps=8/255 and attacks='pgd'")
     weights, sha256 = "", None
     if isinstance(model, str | Path):
         weights, sha256 = weights_name(model), sha256_of(weights_path(model))
     if surrogate is not None and not check:
-        raise MspcapsError("the surrogate is for one of the checks: leave it out, or let them run")
+        raise MspcapsError("the surrogate is used by one of the checks, which are off: leave it out or turn them on")
     model, helper = as_model(model), None if surrogate is None else as_model(surrogate)
     name, target = open_target(model, data, split, images, batch_size, seed, device, progress)
     if attacks is None and has_lengths(model):
@@ -240,7 +243,7 @@ def attack(
 
 
 def run_trials(target: Target, trials: Sequence[Trial], budgets: Sequence[float], progress: ProgressFn) -> list[Curve]:
-    """Every attack with every budget."""
+    """Run every attack with every budget."""
     done, total = 0, len(trials) * len(budgets) * int(target.clean.sum())
     curves = []
     for trial in trials:
@@ -264,27 +267,27 @@ def open_target(
     model: nn.Module, data: Any, split: str, images: int | None, batch_size: int | None, seed: int,
     device: torch.device | str | None, progress: ProgressFn,
 ) -> tuple[str, Target]:  # fmt: skip
-    """-> the name of the data, and what is attacked."""
+    """-> the name of the data, and the target of the attacks."""
     inner = unwrapped(model)
     if data is None or isinstance(data, str | Path):
         if hasattr(inner, "config"):
             data = load_for(model, data, split, progress)
         elif data is None:
-            raise MspcapsError(f"a {type(inner).__name__} does not say what it was trained on: name the data")
+            raise MspcapsError(f"a {type(inner).__name__} does not say which data it was trained on: name the data")
         else:
             data = load_dataset(data, split)
     name = data.name if isinstance(data, ImageSet | FolderImages) else "own images"
     if isinstance(data, FolderImages):
         data = data.resident()
     if isinstance(data, ImageSet) and images is not None and 1 <= images < len(data):
-        data = data.split(images)[1]  # those of `eval --images`: a folder lists class after class
+        data = data.split(images)[1]  # random, as in `eval --images`: a folder lists one class after another
     _, x, y, _ = prepare(model, data, device)
     if images is not None and not 1 <= images <= len(x):
-        raise MspcapsError(f"images is {images:,}, but there are 1 to {len(x):,} to choose from")
+        raise MspcapsError(f"images is {images:,}, but must be from 1 to {len(x):,}, the images there are")
     if batch_size is not None and batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     x, y = x[:images], y[:images]
-    size = batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE)
+    size = limit_batch(inner, batch_size or BATCH.get(placement(model)[0].type, BATCH_ELSEWHERE))
     scores = all_scores(model, x, size)
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise MspcapsError(f"the model must give scores [b, classes], not {tuple(scores.shape)}")
