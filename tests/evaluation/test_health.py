@@ -31,6 +31,7 @@ from mspcaps.models import create_model, load_model, summarize
 from mspcaps.models.mspcaps import MSPCaps
 from mspcaps.training import Recipe, Trainer, train
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, save_checkpoint
+from mspcaps.training.evaluator import Evaluator
 from mspcaps.training.result import Epoch
 
 CPU = torch.device("cpu")
@@ -113,7 +114,7 @@ def test_no_more_images_at_a_time_than_evaluate_is_given(batch_size: int, most: 
 
 def test_large_images_come_in_smaller_batches(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = healthy(), []
-    monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", 3 * summarize(model).memory_bytes_per_image)
+    monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", {"cpu": 3 * summarize(model).memory_bytes_per_image})
     with model.backbone.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[0])):
         whole = evaluate(model, images)
         assert max(sizes) == 3
@@ -121,14 +122,15 @@ def test_large_images_come_in_smaller_batches(images: ImageSet, monkeypatch: pyt
         answers = predict(model, images.images)
         evaluate_shifts(model, images, ["contrast"])
         attack(model, images, 0.01, "fgsm", check=False)
-        assert max(sizes) == 3 and len(answers) == 12
+        accuracy = Evaluator(model, images, CPU, "eager", None).accuracy()
+        assert max(sizes) == 3 and len(answers) == 12 and accuracy == pytest.approx(whole.accuracy)
     monkeypatch.undo()
     assert torch.allclose(whole.scores, evaluate(model, images).scores, atol=1e-6)
 
 
 def test_batches_of_a_model_that_nobody_registered_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     model = healthy()
-    monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", 0)
+    monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", {"cpu": 0})
     assert limit_batch(model, 500) == 1
     model.config["name"] = "unregistered"
     assert limit_batch(model, 500) == 500
@@ -204,7 +206,8 @@ def test_images_are_mixed_and_always_the_same() -> None:
     assert len(some) == 500 == len(set(some.tolist())) and torch.equal(some, chosen(3000, CPU))
     assert some.tolist() != sorted(some.tolist()) and len(chosen(3000, torch.device("cuda"))) == 2000
     assert sorted(chosen(7, CPU).tolist()) == list(range(7))
-    assert [len(x) for x, _ in in_chunks(torch.zeros(251, 1), torch.zeros(251))] == [126, 125]
+    for images, batch, sizes in ((251, 1000, [126, 125]), (3, 2, [3]), (5, 1, [3, 2]), (1, 8, [1])):
+        assert [len(x) for x, _ in in_chunks(torch.zeros(images, 1), torch.zeros(images), batch)] == sizes
 
 
 @pytest.fixture

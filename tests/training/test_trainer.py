@@ -492,7 +492,7 @@ def test_the_fp32_weights_are_stored(tiny_npz: Path, tmp_path: Path) -> None:
         assert not torch.equal(stored["routing.0.w2"], stored["routing.0.w2"].bfloat16().float())
 
 
-def test_images_that_fill_up_the_last_batch_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_fill_up_the_last_batch_do_not_count() -> None:
     class First(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tensor([1.0, 0.0]).expand(len(x), 2)
@@ -500,9 +500,8 @@ def test_images_that_fill_up_the_last_batch_do_not_count(monkeypatch: pytest.Mon
         def routing_state(self, x: torch.Tensor) -> list[object]:
             return []
 
-    monkeypatch.setattr(evaluator, "BATCH", 4)
     images = ImageSet(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 0]), ("a", "b"), "x")
-    assert evaluator.Evaluator(First(), images, CPU, "eager", None).accuracy() == 80
+    assert evaluator.Evaluator(First(), images, CPU, "eager", None, batch=4).accuracy() == 80
 
 
 def test_a_ledger_that_cannot_be_written_is_noticed_before_the_training(tiny_npz: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ Pixels = Tensor | np.ndarray
 Data = (
     ImageSet | FolderImages | DataLoader[Any] | tuple[Pixels, Tensor | np.ndarray | Sequence[int]] | str | Path
 )  # what `evaluate` measures on
-MAX_BYTES = 4 << 30  # of activations in one batch, as training would keep them
+MAX_BYTES = {"cuda": 16 << 30, "cpu": 4 << 30}  # of activations in one batch, as training would keep them
 MAX_SHOWN = 30  # classes in a notebook
 MIRRORED = "scores are averaged over each image and its mirror image"
 
@@ -201,9 +201,10 @@ def limit_batch(model: nn.Module, batch_size: int) -> int:
         return batch_size
     try:
         per_image = memory_per_image(build_on_meta(**model.config))
-    except Exception:  # a user's model that is not registered, or cannot run on the meta device
+    except (MspcapsError, RuntimeError, TypeError, ValueError):  # a user's own model: not registered, or not for meta
         return batch_size
-    return max(1, min(batch_size, MAX_BYTES // max(1, per_image)))
+    limit = MAX_BYTES.get(placement(model)[0].type, MAX_BYTES["cpu"])
+    return max(1, min(batch_size, limit // max(1, per_image)))
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

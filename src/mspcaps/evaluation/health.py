@@ -167,9 +167,9 @@ def chosen(n: int, device: torch.device) -> Tensor:
     return order[: IMAGES.get(device.type, IMAGES_ELSEWHERE)]
 
 
-def in_chunks(images: Tensor, labels: Tensor, most: int = CHUNK) -> list[tuple[Tensor, Tensor]]:
-    """Chunks of about equal size: a single image would have no other to swap with."""
-    count = -(-len(images) // most)
+def in_chunks(images: Tensor, labels: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]:
+    """Chunks of about equal size, no single image among them: it would have no other to swap with."""
+    count = min(-(-len(images) // max(2, min(batch, CHUNK))), max(1, len(images) // 2))
     return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
 
 
@@ -182,7 +182,7 @@ def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int
     index = chosen(len(images), first.device).to(images.device)
     meter = HealthMeter(model)
     with in_eval_mode(model):
-        for x, y in in_chunks(images[index], labels[index.to(labels.device)], max(2, min(batch_size, CHUNK))):
+        for x, y in in_chunks(images[index], labels[index.to(labels.device)], batch_size):
             meter.add(to_float(x.to(first.device)).to(first.dtype), y.to(first.device))
     return meter.read()
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Subset
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import iterate_batches
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.accuracy import limit_batch
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
 from mspcaps.models.layers import dropout_keys
@@ -22,7 +23,7 @@ from mspcaps.training.loader import WORKERS
 from mspcaps.training.recipe import Adversary, Recipe
 from mspcaps.training.step import Step, capture_graph, compiler_of
 
-BATCH = 1000  # images
+BATCH = 1000  # images at a time, if they fit into memory
 
 
 def count_correct(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -36,33 +37,33 @@ class Evaluator:
 
     def __init__(
         self, model: Model, data: ImageSet | FolderImages, device: torch.device, engine: Engine,
-        autocast: torch.dtype | None, max_batch: int = BATCH,
+        autocast: torch.dtype | None, batch: int = BATCH,
     ) -> None:  # fmt: skip
         self.model, self.data, self.device, self.autocast = model, data, device, autocast
+        self.batch = limit_batch(model, min(batch, len(data)))
         self.count = compiler_of(engine)(count_correct)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.meter = HealthMeter(model)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[tuple[Tensor, Tensor]] = []
         if isinstance(data, ImageSet):
-            batch = min(max_batch, len(data))
-            spare = -len(data) % batch  # the last batch is filled up to the same shape; a label of -1 is never right
+            spare = -len(data) % self.batch  # fills the last batch up to the same shape; a label of -1 is never right
             images, labels = data.images.to(device), data.labels.to(device)
             if spare:
                 images, labels = torch.cat([images, images[:spare]]), F.pad(labels, (0, spare), value=-1)
-            self.batches = list(zip(images.split(batch), labels.split(batch), strict=True))
+            self.batches = list(zip(images.split(self.batch), labels.split(self.batch), strict=True))
 
     @cached_property
     def health_images(self) -> list[tuple[Tensor, Tensor]]:
         """The images on which routing health is measured, uint8, on the device, in chunks."""
         index = chosen(len(self.data), self.device)
         if isinstance(self.data, FolderImages):
-            parts = iterate_batches(DataLoader(Subset(self.data, index.tolist()), BATCH, num_workers=WORKERS))
+            parts = iterate_batches(DataLoader(Subset(self.data, index.tolist()), self.batch, num_workers=WORKERS))
             images, labels = map(torch.cat, zip(*parts, strict=True))
         else:
             index = index.to(self.data.images.device)
             images, labels = self.data.images[index], self.data.labels[index]
-        return in_chunks(images.to(self.device), labels.to(self.device))
+        return in_chunks(images.to(self.device), labels.to(self.device), self.batch)
 
     def capture(self) -> None:
         """Record the pass as a CUDA graph; if pictures are read from disk, only compile it."""
@@ -78,7 +79,7 @@ class Evaluator:
         self.correct.zero_()
         batches: Any = self.batches
         if isinstance(self.data, FolderImages):
-            batches = iterate_batches(DataLoader(self.data, BATCH, num_workers=WORKERS))
+            batches = iterate_batches(DataLoader(self.data, self.batch, num_workers=WORKERS))
         with in_precision(self.device, self.autocast):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
