@@ -14,7 +14,7 @@ from reproduction.study_tables import NONE, with_n
 
 FOLDER = "pictures"  # of the ledger below results/, and the name of the recipe
 COMPARED = {  # model and initial weights
-    ("mspcaps_t", ""): "MSPCaps-T", ("resnet20", ""): "ResNet-20",
+    ("mspcaps_t", ""): "MSPCaps-T", ("lacaps_t", ""): "LaCaps-T", ("resnet20", ""): "ResNet-20",
     ("mspcaps_t", "mspcaps_t.cifar10"): "MSPCaps-T from `mspcaps_t.cifar10`",
 }  # fmt: skip
 Setting = tuple[int, float, bool]  # epochs, peak learning rate, flips
@@ -38,6 +38,7 @@ def picture_values(results: Path) -> dict[str, Any]:
             (f"{epochs}", f"{lr:g}", "yes" if flips else "no", *(f"{value:.2f}" for value in values))
             for (epochs, lr, flips), values in ranked.items()
         ],
+        "choice_sizes": sorted({group.first.recipe["img_size"] for group in choice}),
         "choice_heads": ("epochs", "peak learning rate", "flips", *sets, "mean"),
         "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,
     }

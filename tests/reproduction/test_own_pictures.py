@@ -58,12 +58,12 @@ def test_from_folders_to_tables(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     values, runs = tables.picture_values(results), list_runs(results / "pictures")
     assert [row[0] for row in values["rows"]] == ["emoji", "icons"] and len(values["choice_rows"]) == 2
     for row in values["rows"]:
-        for model, cell in (("mspcaps_t", row[3]), ("resnet20", row[4])):
+        for model, cell in (("mspcaps_t", row[3]), ("resnet20", row[5])):
             reached = [
                 r.accuracy.last for r in runs if (r.dataset, r.model) == (row[0], model) and not r.recipe["held_out"]
             ]
             assert len(reached) == 2 and cell.startswith(f"{np.mean(reached):.2f} ± ") and cell.endswith("(n = 2)")
-        assert row[5] == "–"
+        assert row[4] == row[6] == "–"
     means = [float(row[-1]) for row in values["choice_rows"]]
     assert means == sorted(means, reverse=True) and "| emoji" in text_of(results)
     own = next(row for row in values["choice_rows"] if row[1] == f"{quick.lr:g}")
