@@ -232,6 +232,12 @@ def test_names_stay_short_and_tell_custom_data_from_published() -> None:
     assert Recipe(data="a/pics.npz").dataset == "pics"
 
 
+def test_a_name_that_was_cut_is_the_same_for_every_seed() -> None:
+    many = {"epochs": 90, "lr": 0.00123, "weight_decay": 0.0123, "batch_size": 96, "warmup_epochs": 7, "min_lr": 1e-7}
+    cut = load_recipe("paper/cifar10/mspcaps_t").replace(**many, augment=Augmentation(crop=3), label_smoothing=0.05)
+    assert "weight_decay" not in cut.name and cut.replace(seed=3).name == cut.name
+
+
 def test_a_link_to_a_folder_keeps_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos-2024").mkdir()
     (tmp_path / "pictures").symlink_to("photos-2024")

@@ -187,8 +187,10 @@ class Recipe:
         if base == CUSTOM:
             return dataclasses.replace(self, **changes | {"name": ""})
         changed = dataclasses.replace(self, **changes)
+        if not (new := changed._tags(self.to_dict())):
+            return changed  # a long name that was cut must not be cut again
         kept = {tag.partition("=")[0]: tag for tag in tags}
-        return dataclasses.replace(changed, name=_tagged(base, kept | changed._tags(self.to_dict())))
+        return dataclasses.replace(changed, name=_tagged(base, kept | new))
 
     def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
         """The recipe with its defaults filled in: the warm-up, and those of the data set, from the catalog or from the
