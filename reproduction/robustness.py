@@ -114,7 +114,8 @@ def suite_table(results: Sequence[Robustness]) -> str:
         for kind, name in SUITE.items():
             if curves[kind]:
                 strong = max(curves[kind], key=lambda curve: (curve.steps, curve.restarts))
-                rows.append((title, images, f"{name}, {strong.steps} steps", clean, *left_at(entry, [strong])))
+                unit = "queries" if strong.attack == "square" else "steps"
+                rows.append((title, images, f"{name}, {strong.steps:,} {unit}", clean, *left_at(entry, [strong])))
         if sum(map(bool, curves.values())) > 1:
             rows.append((title, images, "**all of them**", clean, *left_at(entry, entry.curves)))
     heads = ("model", "images", "attack", "without", *map(format_eps, BUDGETS))

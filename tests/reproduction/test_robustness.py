@@ -81,7 +81,7 @@ def test_strong_attacks(tmp_path):
     stored(tmp_path, "mspcaps_t", Curve("apgd", "cross_entropy", 100, 1, 0.0, points(1, 1, 1, 1, eps=eps)), n=N // 2)
     table = values_of(tmp_path)["suite_table"].splitlines()
     assert "| MSPCaps-T | 10,000 | APGD, cross-entropy, 100 steps | 90.00 | 60.00 | 40.00 | 20.00 | 10.00 |" in table
-    assert "| MSPCaps-T | 10,000 | Square, 1000 steps | 90.00 | 50.00 | 50.00 | – | – |" in table
+    assert "| MSPCaps-T | 10,000 | Square, 1,000 queries | 90.00 | 50.00 | 50.00 | – | – |" in table
     assert "| MSPCaps-T | 10,000 | **all of them** | 90.00 | 10.00 | 0.00 | 20.00 | 10.00 |" in table
     assert len(table) == 5 and [entry.n for entry in read_attacks(tmp_path)] == [N]
 
