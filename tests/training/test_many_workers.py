@@ -208,6 +208,8 @@ def test_progress_that_cannot_be_shown_loses_no_run(
         worker.pipe.recv()
     worker.end.set()
     assert isinstance(future.exception(timeout=5), WorkerLost)
+    for listener in [thread for thread in threading.enumerate() if "(listen)" in thread.name]:
+        listener.join(5.0)  # its exception belongs to this test, not to the next one
 
 
 class FakeRef:
