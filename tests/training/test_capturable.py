@@ -19,7 +19,7 @@ from mspcaps.training.step import make_step
 CPU = torch.device("cpu")
 FAMILIES = (
     "mspcaps_t", "capsnet", "aa_capsnet", "ar_capsnet", "da_capsnet", "deepcaps", "rs_capsnet", "idp_capsnet",
-    "efficient_capsnet", "orthcaps_s", "orthcaps_d", "resnet20",
+    "efficient_capsnet", "orthcaps_s", "orthcaps_d", "lacaps_t", "resnet20",
 )  # fmt: skip
 WAITS = {  # the host reads what the device computed, or the shape of the result depends on it
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero", "aten._unique2",
