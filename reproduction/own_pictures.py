@@ -25,7 +25,8 @@ def picture_values(results: Path) -> dict[str, Any]:
     folder, own = results / FOLDER, load_recipe(FOLDER).to_dict()
     groups = read_groups(folder) if (folder / "runs").is_dir() else []
     chosen = setting_of(own)
-    tested = [group for group in groups if not group.first.recipe["held_out"] and setting(group) == chosen]
+    measured = [group for group in groups if not group.first.recipe["held_out"]]
+    tested = [group for group in measured if setting(group) == chosen]
     choice = [group for group in groups if group.first.recipe["held_out"]]
     sets = sorted({group.first.dataset for group in groups})
     ranked = rank(choice, sets)
@@ -38,6 +39,7 @@ def picture_values(results: Path) -> dict[str, Any]:
             (f"{epochs}", f"{lr:g}", "yes" if flips else "no", *(f"{value:.2f}" for value in values))
             for (epochs, lr, flips), values in ranked.items()
         ],
+        "earlier": sorted({f"{group.first.recipe['lr']:g}" for group in measured if setting(group) != chosen}),
         "choice_sizes": sorted({group.first.recipe["img_size"] for group in choice}),
         "choice_heads": ("epochs", "peak learning rate", "flips", *sets, "mean"),
         "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,
