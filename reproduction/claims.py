@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mspcaps.report.runs import Group, Spread
+from mspcaps.training.ledger import Run
 from reproduction import paper
 from reproduction.dots import Line
 from reproduction.significance import Difference, holm
@@ -37,11 +37,10 @@ class Claim:
         return next((table for table in paper.TABLES if table.number == self.table), None)
 
 
-def read_claim(values: dict[str, Any]) -> Claim:
-    return Claim(**values | {"pairs": tuple((better, worse) for better, worse in values["pairs"])})
-
-
-CLAIMS = tuple(read_claim(values) for values in paper.read_toml("claims.toml")["claims"])
+CLAIMS = tuple(
+    Claim(**values | {"pairs": tuple(map(tuple, values["pairs"]))})
+    for values in paper.read_toml("claims.toml")["claims"]
+)
 
 
 @dataclass(frozen=True)
@@ -185,9 +184,7 @@ def pool(pairs: Sequence[Comparison]) -> Pooled | None:
 def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
     """Of models with repeats: mean of the first runs minus mean of the repeats, which should not differ at all."""
     return {
-        model: Difference.of(
-            Spread.of([run.accuracy.last for run in group.runs]), Spread.of([r.accuracy.last for r in group.repeats])
-        )
+        model: Difference.of(last_epochs(group.runs), last_epochs(group.repeats))
         for model, group in groups.items()
         if group.repeats
     }
@@ -197,12 +194,16 @@ def later_seeds(groups: Mapping[str, Group]) -> list[tuple[str, Spread, Spread, 
     """Of models with more than the first three seeds: those three, the later ones, and their difference."""
     rows = []
     for model, group in groups.items():
-        later = [run.accuracy.last for run in group.runs if run.seed not in FIRST_SEEDS]
-        first = [run.accuracy.last for run in group.runs if run.seed in FIRST_SEEDS]
+        first = [run for run in group.runs if run.seed in FIRST_SEEDS]
+        later = [run for run in group.runs if run.seed not in FIRST_SEEDS]
         if later and first:
-            a, b = Spread.of(first), Spread.of(later)
+            a, b = last_epochs(first), last_epochs(later)
             rows.append((model, a, b, Difference.of(a, b)))
     return rows
+
+
+def last_epochs(runs: Sequence[Run]) -> Spread:
+    return Spread.of([run.accuracy.last for run in runs])
 
 
 def panels(claim: Claim, groups: Mapping[str, Group]) -> list[list[Line]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mspcaps.bench.tables import number
+from mspcaps.bench.tables import number, result_tables
 from mspcaps.pages.charts import nice_ticks, standalone
 from mspcaps.report.runs import Group, settings
 from reproduction.baselines import Baselines
@@ -92,15 +92,11 @@ def trial_table(report: Report) -> str:
 
 def pixel_table(results: Sequence[Mapping[str, Any]]) -> str:
     heads = ("model", "device", "image size", "ns per pixel", "relative", "bytes per pixel", "relative")
-    rows = [
-        (
-            f"`{result['model']}`", result["environment"]["device"], f"{one['img_size']}",
-            number(one["ns_per_pixel"]), f"{one['relative_time']:.2f} x", number(one["bytes_per_pixel"]),
-            f"{one['relative_memory']:.2f} x",
-        )
-        for result in results
-        for one in result["sizes"]
-    ]  # fmt: skip
+    rows = []
+    for result in results:
+        ((_, sizes),), _ = result_tables(result)
+        for size, _, *costs in sizes[: len(result["sizes"])]:  # without those that do not fit into memory
+            rows.append((f"`{result['model']}`", result["environment"]["device"], size, *costs))
     return markdown_table(heads, rows, range(2, len(heads))) if rows else ""
 
 

@@ -33,7 +33,10 @@ def picture_values(results: Path) -> dict[str, Any]:
     return {
         "single": any(group.last.n == 1 for group in tested),
         "recipe": own,
-        "rows": [set_row(name, [group for group in tested if group.first.dataset == name]) for name in sets if tested],
+        "rows": [
+            set_row(name, size, [group for group in tested if task_of(group) == (name, size)])
+            for name, size in sorted(set(map(task_of, tested)))
+        ],
         "heads": ("pictures", "trained on", "size", *COMPARED.values(), "time of one run"),
         "choice_rows": [
             (f"{epochs}", f"{lr:g}", "yes" if flips else "no", *(f"{value:.2f}" for value in values))
@@ -54,13 +57,17 @@ def setting(group: Group) -> Setting:
     return setting_of(group.first.recipe)
 
 
-def set_row(name: str, groups: Sequence[Group]) -> tuple[str, ...]:
-    """One set: the accuracy of every way of training on its test pictures."""
+def task_of(group: Group) -> tuple[str, int]:
+    """The set and the size of its images."""
+    return group.first.dataset, group.first.recipe["img_size"]
+
+
+def set_row(name: str, size: int, groups: Sequence[Group]) -> tuple[str, ...]:
+    """One set at one size: the accuracy of every way of training on its test pictures."""
     by_way = {(group.first.model, group.first.recipe["init"]): group for group in groups}
     cells = [with_n(by_way[way].last) if way in by_way else NONE for way in COMPARED]
-    if ours := by_way.get(("mspcaps_t", "")):
-        return (name, f"{ours.first.images:,}", f"{ours.first.recipe['img_size']}", *cells, ours.training_time)
-    return (name, NONE, NONE, *cells, NONE)
+    ours = by_way.get(("mspcaps_t", ""))
+    return (name, f"{groups[0].first.images:,}", f"{size}", *cells, ours.training_time if ours else NONE)
 
 
 def rank(groups: Sequence[Group], sets: Sequence[str]) -> dict[Setting, list[float]]:

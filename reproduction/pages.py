@@ -19,7 +19,7 @@ from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
 from reproduction.lacaps import lacaps_values
 from reproduction.own_pictures import picture_values
-from reproduction.pose import pose_charts, pose_values
+from reproduction.pose import pose_values
 from reproduction.scale import scale_values
 from reproduction.significance import Difference, signed
 from reproduction.study_tables import (
@@ -61,7 +61,7 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         axes = ("entropy of the second block's couplings, 1 is uniform", "accuracy after the last epoch (percent)")
         chart = scatter_chart(study.points, axes, "Accuracy against the entropy of the second routing block")
         files[docs / "ablations" / "collapse.svg"] = chart
-    files |= pose_charts(results, docs / "robustness")
+    files |= {docs / "robustness" / f"shifts-{one.dataset}.svg": one.chart for one in values["shifted"]}
     if chart := values["robustness"]["figure"]:
         files[docs / "robustness.svg"] = chart
     if chart := values["lacaps"]["pixel_chart"]:
@@ -82,18 +82,13 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
     return files
 
 
-def with_block(text: str, mark: str, block: str, where: str) -> str:
+def with_block(text: str, mark: str, block: str, where: str, generated: str = GENERATED) -> str:
     """The text with a new block between its two markers."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    before, after = split_at_markers(text, begin, end, where)
-    return f"{before}{begin}\n{GENERATED}\n\n{block.strip()}\n\n{end}{after}"
-
-
-def split_at_markers(text: str, begin: str, end: str, where: str) -> tuple[str, str]:
-    """The text before and after the two markers."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise MspcapsError(f"{where} must hold {begin} and, after it, {end}, each once: the text between is generated")
-    return text[: text.index(begin)], text[text.index(end) + len(end) :]
+    before, after = text[: text.index(begin)], text[text.index(end) + len(end) :]
+    return f"{before}{begin}\n{generated}\n\n{block.strip()}\n\n{end}{after}"
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -153,7 +148,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "candidates_table": candidates_table, "int8_table": int8_table,
         "grid": lambda heads, rows, left: markdown_table(heads, rows, range(left, len(heads))),
         "signed": signed, "with_n": with_n, "binomial_error": binomial_error, "number": bench_tables.number,
-        "judge": judge, "figures": lambda pair: figures(*pair), **pose_values(report, results),
+        "judge": judge, "figures": figures, **pose_values(report, results),
     }  # fmt: skip
 
 

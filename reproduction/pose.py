@@ -47,7 +47,6 @@ class Pair:
     other: str
     where: str
     difference: Difference
-    n: int
 
     @property
     def words(self) -> str:
@@ -60,15 +59,15 @@ class Pair:
         return f"{signed(self.difference.gap)}{interval}"
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[Difference, int] | None:
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
     """The mean difference over the same seeds, with Student's interval if there are two or more."""
     gaps = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
     if not gaps:
         return None
     spread = Spread.of(gaps)
     if not spread.deviation:
-        return Difference(spread.mean, None), spread.n
-    return Difference.from_error(spread.mean, spread.deviation / spread.n**0.5, spread.n - 1), spread.n
+        return Difference(spread.mean, None)
+    return Difference.from_error(spread.mean, spread.deviation / spread.n**0.5, spread.n - 1)
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Task:
         pairs, ours = [], self.groups.get(FIRST)
         for model, group in self.groups.items():
             if model != FIRST and ours and (difference := paired(ours.by_seed("last"), group.by_seed("last"))):
-                pairs.append(Pair(model, self.title, *difference))
+                pairs.append(Pair(model, self.title, difference))
         return pairs
 
     @property
@@ -158,7 +157,7 @@ class Shifted:
         for model, recipe in self.networks:
             difference = paired(self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
             if model != FIRST and difference:
-                pairs[model, recipe] = Pair(model, self.title, *difference)
+                pairs[model, recipe] = Pair(model, self.title, difference)
         return pairs
 
     @property
@@ -210,8 +209,3 @@ def pose_values(report: Report, results: Path) -> dict[str, Any]:
         "poses": pose, "splits": pose.SPLITS, "epochs": load_recipe(f"pose/{TASKS[0]}/{FIRST}").epochs,
         "pose_judged": len(twins), "shift_judged": len(changed), "changes": CHANGES,
     }  # fmt: skip
-
-
-def pose_charts(results: Path, folder: Path) -> dict[Path, str]:
-    """The charts of the page."""
-    return {folder / f"shifts-{one.dataset}.svg": one.chart for one in read_shifted(results)}

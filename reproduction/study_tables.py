@@ -75,9 +75,9 @@ def named_table(groups: Mapping[str, Any]) -> str:
     rows = []
     for group, title in PATCHES.items():
         if group in groups:
-            own, random, (difference, error) = (groups[group][key] for key in ("named", "random", "less_random"))
-            word = "more" if difference > 2 * error else "less" if difference < -2 * error else "no clear difference"
-            rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(difference, error), word))
+            own, random, fall = (groups[group][key] for key in ("named", "random", "less_random"))
+            word = "more" if fall[0] > 2 * fall[1] else "less" if fall[0] < -2 * fall[1] else "no clear difference"
+            rows.append((title, f"{own[0]:.3f}", f"{random[0]:.3f}", figures(fall), word))
     return markdown_table(("patches", "score drops by", "random patches", "difference", "verdict"), rows, (1, 2, 3))
 
 
@@ -85,7 +85,7 @@ def candidates_table(candidates: Mapping[str, Any]) -> str:
     rows = [
         (
             row["title"].replace("|", "&#124;"),
-            *(f"{row[w]['auc'][0]:.3f} ({figures(*row[w]['less_gradient'])})" for w in ("deletion", "insertion")),
+            *(f"{row[w]['auc'][0]:.3f} ({figures(row[w]['less_gradient'])})" for w in ("deletion", "insertion")),
         )
         for row in candidates.values()
     ]
@@ -110,8 +110,9 @@ def judge(way: str, difference_and_error: Sequence[float]) -> str:
     return "better than" if gain > 2 * error else "worse than" if gain < -2 * error else "not clearly different from"
 
 
-def figures(difference: float, error: float) -> str:
-    return f"{difference:+.3f} ± {error:.3f}".replace("-", "−")
+def figures(difference_and_error: Sequence[float]) -> str:
+    """−0.012 ± 0.003"""
+    return "{:+.3f} ± {:.3f}".format(*difference_and_error).replace("-", "−")
 
 
 def int8_table(result: Mapping[str, Any]) -> str:

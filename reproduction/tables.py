@@ -230,13 +230,8 @@ def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
 
 def further_row(group: Group) -> Row:
     run = group.first
-    title = (run.model, data_title(run.dataset), run.name)
-    return Row(title, run.model, run.dataset, None, group, recipe_of(run))
-
-
-def recipe_of(run: Run) -> str | None:
-    """The name under recipes/ of the recipe that a run was trained by."""
-    return next((name for name in list_recipes() if recipe_settings(name) == settings(run.recipe)), None)
+    recipe = next((name for name in list_recipes() if recipe_settings(name) == settings(run.recipe)), None)
+    return Row((run.model, data_title(run.dataset), run.name), run.model, run.dataset, None, group, recipe)
 
 
 @cache

@@ -183,7 +183,8 @@ def test_what_comes_back_shows_itself_without_its_tensors(tmp_path: Path) -> Non
     assert f"{evaluation.accuracy:.2f} % of 64 images right" in repr(evaluation) and "tensor" not in repr(evaluation)
     entry = Epoch(epoch=3, lr=0.1, loss=0.2, accuracy=90.0)
     assert repr(Result(Recipe(), model, [entry], None, tmp_path)) == f"Result({tmp_path}: {entry})"
-    assert "CrossAgreementRouting(fine=(4, 4), coarse=(2, 2), n_out=10, d_out=32, shared=True)" in repr(model)
+    cross_agreement = "CrossAgreementRouting(fine=(4, 4), d1=16, coarse=(2, 2), d2=16, n_out=10, d_out=32, shared=True)"
+    assert cross_agreement in repr(model)
     assert "DynamicRouting(n_in=42, d_in=8, n_out=10, d_out=16, iterations=3)" in repr(
         mspcaps.create_model("mspcaps_t_dr")
     )

@@ -40,6 +40,14 @@ def test_the_first_steps_are_the_readmes() -> None:
     assert named <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
+def test_every_source_file_that_a_page_names_is_there() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+    named = set(re.findall(r"`([a-z_0-9/]+/[a-z_0-9]+\.py)`", text)) - {"my/models.py"}  # the reader's own
+    places = (ROOT, ROOT / "src/mspcaps", ROOT / "src/mspcaps/capsules")
+    missing = {name for name in named if not any((place / name).is_file() for place in places)}
+    assert len(named) > 10 and not missing
+
+
 def test_the_example_of_lacaps_works() -> None:
     names: dict = {}
     for code in blocks("python", page("lacaps.md")):

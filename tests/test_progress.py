@@ -64,10 +64,10 @@ class Notebook(types.ModuleType):
     def get_ipython(self) -> Any:
         return types.SimpleNamespace(kernel=object())
 
-    def show(self, what: Any, display_id: bool) -> Any:
-        assert display_id
+    def show(self, what: Any, raw: bool, display_id: bool) -> Any:
+        assert raw and display_id
         self.shown.append([what])
-        return types.SimpleNamespace(update=self.shown[-1].append)
+        return types.SimpleNamespace(update=lambda what, raw: self.shown[-1].append(what))
 
 
 def test_a_notebook_draws_in_place(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -81,9 +81,9 @@ def test_a_notebook_draws_in_place(monkeypatch: pytest.MonkeyPatch, capsys: Any)
             progress.update("a <b>", i, 10_000, "loss 0.5")
     (states,) = notebook.shown
     assert 35 < len(states) < 45 and capsys.readouterr() == ("", "")
-    last = states[-1]._repr_html_()
+    last = states[-1]["text/html"]
     assert 'value="10000" max="10000"' in last and "a &lt;b&gt;" in last and "1,000 images/s" in last
-    assert last.count("<progress") == 1 and "loss 0.5" in repr(states[-1])
+    assert last.count("<progress") == 1 and "loss 0.5" in states[-1]["text/plain"]
 
 
 def test_the_clock() -> None:

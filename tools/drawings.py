@@ -17,6 +17,7 @@ from mspcaps import create_model, load_dataset
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.cross_agreement import group_fine
 from mspcaps.pages import image_url
+from mspcaps.pages.charts import standalone
 
 # Chosen as an example: the place decides the first parent, is one of several for the second and next to nothing for
 # the third, and different fine capsules agree best.
@@ -190,8 +191,6 @@ def draw_cross_agreement() -> str:
     block = routed()
     group, n, e = len(block.fine), len(block.best), block.parents.shape[-1]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="Cross-agreement routing in numbers"><style>{STYLE}</style>',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path class="tip" d="M0,0 L8,4 L0,8 z"/></marker></defs>',
         f'<rect class="back" width="{WIDTH}" height="{HEIGHT}" rx="14"/>',
@@ -212,9 +211,8 @@ def draw_cross_agreement() -> str:
         step(24, 585, 5, "The coupling weighs the coarse vote",
              f"the weighted votes of all {n} places are added up;", "squash makes the sum shorter than 1"),
         outputs(block, 585),
-        "</svg>\n",
     ]  # fmt: skip
-    return "".join(parts)
+    return standalone(WIDTH, HEIGHT, "Cross-agreement routing in numbers", STYLE, parts)
 
 
 def draw_architecture() -> str:

@@ -15,12 +15,11 @@ from mspcaps.export import export_model
 from mspcaps.files import write_atomically
 from mspcaps.models import create_model, list_models
 from mspcaps.pages import grid
-from reproduction.pages import split_at_markers
+from reproduction.pages import with_block
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
-BEGIN, END = "<!-- models -->\n", "<!-- /models -->"
-HEAD = """<!-- Written by `python -m tools.export_table`. Do not edit. -->
-
+GENERATED = "<!-- Written by `python -m tools.export_table`. Do not edit. -->"
+HEAD = """\
 All registered models, with random weights, for 10 classes of 3 x 32 x 32 images: the largest difference between a
 score and PyTorch's, with torch {torch} and onnxruntime {onnxruntime}:
 
@@ -62,9 +61,8 @@ def main() -> None:
             rows.append(row(name, Path(place)))
             print(*rows[-1], sep="  ", flush=True)
     head = HEAD.format(torch=torch.__version__.split("+")[0], onnxruntime=onnxruntime.__version__)
-    block = BEGIN + head + "\n".join(grid(HEADS, rows, right=range(1, len(HEADS)))) + f"\n\n{END}"
-    before, after = split_at_markers(PAGE.read_text(encoding="utf-8"), BEGIN, END, str(PAGE))
-    write_atomically(PAGE, before + block + after)
+    block = head + "\n".join(grid(HEADS, rows, right=range(1, len(HEADS))))
+    write_atomically(PAGE, with_block(PAGE.read_text(encoding="utf-8"), "models", block, str(PAGE), GENERATED))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from torch import Tensor
 from mspcaps.data import CATALOG, ImageSet, facts, load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
-from mspcaps.files import ProgressFn, format_bytes, no_progress, sha256_of, write_atomically
+from mspcaps.files import format_bytes, sha256_of, write_atomically
 from mspcaps.models import Model, load_model, save_weights
 from mspcaps.models.shipped import SUFFIX, Card, list_pretrained, shipped_name, weights_folder
 from mspcaps.training.ledger import device_name, read_run
@@ -38,14 +38,7 @@ MAY_COST = 0.05  # points of accuracy that half precision may cost
 SAME_RUN = 0.2  # points by which fp32 may differ from the ledger, which has the accuracy in the training precision
 
 
-def ship(
-    weights: Path,
-    ledger_entry: Path,
-    data: ImageSet,
-    folder: Path | None = None,
-    device: torch.device | str | None = None,
-    progress: ProgressFn = no_progress,
-) -> Card:
+def ship(weights: Path, ledger_entry: Path, data: ImageSet, folder: Path | None = None) -> Card:
     """Write <model>.<dataset>.safetensors and its card into the package, or into `folder`.
 
     `weights` are those that the run of `ledger_entry` reports (last.safetensors, or best.safetensors if it chose the
@@ -58,7 +51,7 @@ def ship(
     check_test_set(data, entry)
     name = shipped_name(entry["model"], entry["dataset"], entry["recipe"])
     if original:
-        reference, reference_of = evaluate(model, data, device=device, progress=progress).accuracy, "the same in fp32"
+        reference, reference_of = evaluate(model, data).accuracy, "the same in fp32"
     else:
         which = "best" if "validation" in entry["curve"] else "last"
         reference, reference_of = entry["accuracy"][which], f"the run itself, in {entry['precision']}"
@@ -68,7 +61,7 @@ def ship(
         small = halved(model.state_dict(), {key for key, _ in model.named_parameters()})
         save_weights(file, model, small, **model.metadata)
         again = load_model(file)
-        evaluation = evaluate(again, data, device=device, progress=progress)
+        evaluation = evaluate(again, data)
         check_cost(evaluation.accuracy, reference, reference_of, original, ledger_entry)
         card = describe(file, again, evaluation, (reference, reference_of), entry, data)
         # Weights first: if the card does not follow, its old sha256 no longer matches and the file is refused.
@@ -165,18 +158,14 @@ def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
     return data.subset(torch.cat(first).sort().values)
 
 
-def ship_families(
-    runs: Path, results: Path, data: ImageSet, folder: Path | None = None, device: torch.device | str | None = None
-) -> Iterator[tuple[str, str]]:
+def ship_families(runs: Path, results: Path, data: ImageSet, folder: Path | None = None) -> Iterator[tuple[str, str]]:
     """Ships the first seed of every network in the paper's tables whose weights are small enough; yields the outcome
     for each network."""
     for network in Baselines(read_report(results)).networks:
-        yield network.model, ship_network(network, runs, results, data, folder, device)
+        yield network.model, ship_network(network, runs, results, data, folder)
 
 
-def ship_network(
-    network: Network, runs: Path, results: Path, data: ImageSet, folder: Path | None, device: torch.device | str | None
-) -> str:
+def ship_network(network: Network, runs: Path, results: Path, data: ImageSet, folder: Path | None) -> str:
     group, cost = network.cifar10.group, network.cost
     assert cost is not None
     if group is None:
@@ -190,7 +179,7 @@ def ship_network(
     if not weights.is_file():
         return f"not shipped: there is no {weights}"
     try:
-        card = ship(weights, results / "runs" / run.path, data, folder, device)
+        card = ship(weights, results / "runs" / run.path, data, folder)
     except MspcapsError as error:
         return f"not shipped: {error}"
     return f"{card.accuracy:.2f} %, {format_bytes(card.bytes)}, from {card.ledger}"

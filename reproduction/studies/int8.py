@@ -17,7 +17,7 @@ import torch
 
 from mspcaps.bench.infer import OnnxForward
 from mspcaps.bench.result import environment
-from mspcaps.bench.timing import Effort, quantile, significant, time_interleaved
+from mspcaps.bench.timing import Effort, quantile, repeat, significant, time_interleaved
 from mspcaps.data import ImageSet
 from mspcaps.evaluation import evaluate, load_for
 from mspcaps.export.model import Exported, export_model, load_onnx
@@ -70,10 +70,10 @@ def compare(name: str | Path, effort: Effort) -> dict[str, Any]:
 
 def time_per_image(files: Sequence[Exported], data: ImageSet, batch: int, effort: Effort) -> dict[str, Any]:
     """Milliseconds of each form, and the quartiles of their ratio."""
-    works = {form: OnnxForward(file.path) for form, file in zip(FORMS, files, strict=True)}
-    for forward in works.values():
+    forwards = {form: OnnxForward(file.path) for form, file in zip(FORMS, files, strict=True)}
+    for forward in forwards.values():
         forward.prepare(data.images[:batch].float() / 255)
-    timings = time_interleaved(works, CPU, effort)
+    timings = time_interleaved({form: repeat(forward) for form, forward in forwards.items()}, CPU, effort)
     pairs = zip(*(timings[form].samples for form in FORMS), strict=True)
     ratios = sorted(small / whole for whole, small in pairs)
     return {

@@ -119,11 +119,8 @@ def weights_name(weights: str | Path) -> str:
 
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, read in pieces."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def format_bytes(count: int) -> str:

@@ -42,6 +42,7 @@ class Task:
     marks: deque[tuple[float, float]] = field(default_factory=deque)  # time, done
     shown_at: float = -1.0
     bar: Any = None  # rich's number for it
+    cell: tuple[str, str] = ("", "")  # its part of a notebook's display, as HTML and as text
 
     def rate(self, done: float) -> float:
         """Units per second; 0 on the first update."""
@@ -68,13 +69,12 @@ class Progress:
         self.tasks: dict[str, Task] = {}
         self.bars: RichProgress | None = None
         self.cell: Any = None  # the display in a notebook
-        self.contents: dict[str, tuple[str, str]] = {}  # task -> its part of the display, as HTML and as text
 
     def __enter__(self) -> "Progress":
         if in_notebook():
             from IPython.display import display  # type: ignore[import-not-found]
 
-            self.cell, self.every = display(LiveHtml("", ""), display_id=True), BAR_EVERY
+            self.cell, self.every = display({"text/plain": ""}, raw=True, display_id=True), BAR_EVERY
         elif sys.stdout.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -111,9 +111,9 @@ class Progress:
             facts.append(f"{clock((total - done) / rate)} left")
         text = " · ".join([*facts, *filter(None, [detail])])
         if self.cell is not None:
-            self.contents[task] = progress_bar(label, done, total, text), f"{label}  {text}"
-            html, lines = zip(*self.contents.values(), strict=True)
-            self.cell.update(LiveHtml("".join(html), "\n".join(lines)))
+            state.cell = progress_bar(label, done, total, text), f"{label}  {text}"
+            html, lines = zip(*(state.cell for state in self.tasks.values()), strict=True)
+            self.cell.update({"text/html": "".join(html), "text/plain": "\n".join(lines)}, raw=True)
         elif self.bars is not None:
             if state.bar is None:
                 state.bar = self.bars.add_task("", total=total, facts="")
@@ -129,7 +129,6 @@ class Progress:
             if self.bars is not None and state.bar is not None:
                 self.bars.remove_task(state.bar)
         self.tasks.clear()
-        self.contents.clear()
 
     def per_second(self, rate: float) -> str:
         if self.unit == "bytes":
@@ -149,19 +148,6 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
-class LiveHtml:
-    """Something that a notebook redraws in place: HTML, or text where HTML is not supported."""
-
-    def __init__(self, html: str, text: str) -> None:
-        self.html, self.text = html, text
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 def progress_bar(label: str, done: float, total: float | None, facts: str) -> str:

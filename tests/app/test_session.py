@@ -14,7 +14,7 @@ from PIL import Image
 import mspcaps
 from mspcaps.app import Changes, ModelStore, answer
 from mspcaps.app.layout import head
-from mspcaps.app.perturb import perturb, rotate
+from mspcaps.app.session import perturb, rotate
 from mspcaps.app.store import file_title
 from mspcaps.app.uploads import accept, decode_picture
 from mspcaps.errors import MspcapsError

@@ -4,12 +4,14 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from mspcaps.bench import attack, bench_attack, bench_infer, bench_train, infer, tables, write_result
-from mspcaps.bench.packed import PackedRuns, pack, pack_sweep
+from mspcaps.bench.packed import pack, pack_sweep, rate_while_all_train, run_together
 from mspcaps.bench.result import slug, yardstick
 from mspcaps.bench.tables import busy_note, number
 from mspcaps.bench.timing import Effort, Timing, quantile, time_interleaved, timed
@@ -108,9 +110,8 @@ def test_our_run_goes_on_into_the_next_epoch():
 
 def test_packed_runs_all_take_their_steps():
     runs = [EngineRun(SMALL.model("mspcaps_t", seed), SMALL.data(), SMALL, seed=seed) for seed in range(2)]
-    packed = PackedRuns(runs)
-    assert packed.run(2) == 2
-    packed.close()
+    with ThreadPoolExecutor(2) as pool:
+        assert run_together(runs, pool, 2) == 2
     assert [run.done for run in runs] == [2, 2]
 
 
@@ -128,22 +129,25 @@ def test_sweeps_are_timed_while_all_runs_train(monkeypatch):
     assert "sweep" not in alone and alone["throughput_ratio"] > 0, "a sweep runs one at a time here"
 
 
+def test_a_run_that_ends_no_epoch_beside_the_others_counts_in_part():
+    assert rate_while_all_train([[0, 1, 2, 3], [0, 2, 4, 6]]) == pytest.approx(1 + 1 / 2)
+    assert rate_while_all_train([[0, 1, 2], [0, 8, 16]]) == pytest.approx(1 + 1 / 8)
+    assert rate_while_all_train([[0, 1], [5, 6]]) == pytest.approx(1), "the other one had not begun"
+
+
 def test_timing_is_interleaved():
     calls: list[str] = []
 
-    class Sleeper:
-        def __init__(self, name: str, seconds: float) -> None:
-            self.name, self.seconds = name, seconds
-
-        def settle(self) -> None:
-            calls.append(f"settle {self.name}")
-
-        def run(self, steps: int) -> int:
-            calls.append(self.name)
-            time.sleep(steps * self.seconds)
+    def sleeper(name: str, seconds: float) -> Callable[[int], int]:
+        def run(steps: int) -> int:
+            calls.append(name)
+            time.sleep(steps * seconds)
             return steps
 
-    found = time_interleaved({"a": Sleeper("a", 0.002), "b": Sleeper("b", 0.006)}, CPU, Effort(3, 0.02, 1))
+        return run
+
+    variants = {"a": sleeper("a", 0.002), "b": sleeper("b", 0.006)}
+    found = time_interleaved(variants, CPU, Effort(3, 0.02, 1), lambda name: calls.append(f"settle {name}"))
     assert calls == [*"aabb", *["settle a", "a", "settle b", "b"] * 3]
     assert 2 <= found["a"].median < found["b"].median
     assert Timing((3.0, 1.0, 2.0)).to_dict() == {
@@ -167,8 +171,9 @@ def test_a_clock_stops_when_the_device_is_done(monkeypatch):
 @pytest.mark.slow
 def test_figures_of_training_hang_together(trained, tmp_path):
     variants = trained["variants"]
-    assert [v["model"] for v in variants.values()] == ["mspcaps_t", "mspcaps_t", "resnet20"]
-    assert [v["params"] for v in variants.values()] == [344_320, 344_320, 269_722]
+    assert [v["model"] for v in variants.values()] == ["mspcaps_t", "mspcaps_t", "resnet20", "mspcaps_t"]
+    assert [v["params"] for v in variants.values()] == [344_320, 344_320, 269_722, 344_320]
+    assert [v["precision"] for v in variants.values()] == ["fp32", "fp32", "fp32", "bf16"]
     for variant in variants.values():
         ms = variant["ms_per_step"]
         assert ms["lowest"] <= ms["median"] <= ms["highest"] and len(ms["samples"]) == 2
@@ -184,7 +189,7 @@ def test_figures_of_training_hang_together(trained, tmp_path):
         "img_size": [32, 48], "batch_size": [4, 8], "classes": [10, 20],
     }  # fmt: skip
     ((_, rows), *_), _ = tables.result_tables(trained)
-    assert [row[0].split(", ")[1] for row in rows] == ["our engine", "reference", "our engine"]
+    assert [row[0].split(", ")[1] for row in rows] == ["our engine", "reference", "our engine", "our engine"]
     path = write_result(tmp_path, trained)
     assert re.fullmatch(r"train-mspcaps_t-[\w-]*cpu-\d+-threads?-torch\d+\.\d+\.\d+-quick\.json", path.name)
     assert json.loads(path.read_text()) == trained
@@ -231,9 +236,9 @@ def test_onnxruntime_is_measured_beside_the_others(monkeypatch):
     for variant in found["variants"].values():
         assert [form["form"] for form in variant["forms"]] == ["eager", "onnxruntime"]
         assert all(len(form["throughput"]) == 1 and form["latency_ms"]["calls"] == 10 for form in variant["forms"])
-    ((_, rows),) = tables.inference_tables(found)
+    ((_, rows),), notes = tables.result_tables(found)
     assert [row[:2] for row in rows][1] == ("mspcaps_t_scale16", "onnxruntime")
-    assert f"onnxruntime {found['environment']['software']['onnxruntime']}" in "\n".join(tables.inference_notes(found))
+    assert f"onnxruntime {found['environment']['software']['onnxruntime']}" in "\n".join(notes)
 
 
 def test_without_onnxruntime_the_table_says_so(monkeypatch):
@@ -267,8 +272,8 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch):
 
 def test_small_words():
     assert (yardstick("mspcaps_t"), yardstick("mspcaps_l")) == ("resnet20", "resnet18")
-    assert busy_note({"busy": False, "load_before": 0.1}) == []
-    assert "load 3.1" in busy_note({"busy": True, "load_before": 3.1})[0]
+    assert busy_note({"environment": {"busy": False, "load_before": 0.1}}) == []
+    assert "load 3.1" in busy_note({"environment": {"busy": True, "load_before": 3.1}})[0]
     assert slug("NVIDIA H200") == "nvidia-h200"
     assert [number(x) for x in (0.5432, 12.345, 1234.5)] == ["0.543", "12.3", "1,234"]
     assert [format_duration(s) for s in (65, 1320, 90_000)] == ["65 s", "22 min", "25 h"]

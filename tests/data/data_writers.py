@@ -18,28 +18,22 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def mat(arrays: Mapping[str, np.ndarray], compressed: bool, endian: str = "<") -> bytes:
-    """A MATLAB 5 file; values of up to 4 bytes are written as small elements, as MATLAB does."""
-    kinds = {"uint8": (2, 9), "int16": (3, 10), "float64": (9, 6), "int32": (5, 12)}
+def mat(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A MATLAB 5 file, compressed; values of up to 4 bytes are written as small elements, as MATLAB does."""
+    kinds = {"uint8": (2, 9), "int16": (3, 10), "float64": (9, 6)}
 
     def element(kind: int, data: bytes) -> bytes:
         if 0 < len(data) <= 4:
-            return struct.pack(f"{endian}I", len(data) << 16 | kind) + data.ljust(4, b"\0")
-        return struct.pack(f"{endian}II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
+            return struct.pack("<I", len(data) << 16 | kind) + data.ljust(4, b"\0")
+        return struct.pack("<II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
 
-    mark = b"IM" if endian == "<" else b"MI"
-    parts = [b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack(f"{endian}H", 0x0100) + mark]
+    parts = [b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM"]
     for name, array in arrays.items():
         stored, kind = kinds[array.dtype.name]
-        values = array.astype(array.dtype.newbyteorder(endian)).tobytes(order="F")
-        body = element(6, struct.pack(f"{endian}II", kind, 0))
-        body += element(5, struct.pack(f"{endian}{array.ndim}i", *array.shape))
-        body += element(1, name.encode()) + element(stored, values)
-        whole = struct.pack(f"{endian}II", 14, len(body)) + body
-        if compressed:
-            packed = zlib.compress(whole)
-            whole = struct.pack(f"{endian}II", 15, len(packed)) + packed
-        parts.append(whole)
+        body = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack(f"<{array.ndim}i", *array.shape))
+        body += element(1, name.encode()) + element(stored, array.tobytes(order="F"))
+        packed = zlib.compress(struct.pack("<II", 14, len(body)) + body)
+        parts.append(struct.pack("<II", 15, len(packed)) + packed)
     return b"".join(parts)
 
 

@@ -1,13 +1,12 @@
 import gzip
 import hashlib
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data_writers import idx, mat, png_header, write_files
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -19,41 +18,28 @@ from mspcaps.data.formats import (
     layout_of,
     parse_cifar_batch,
     parse_idx,
+    parse_svhn,
     read_npz,
     read_packed,
     to_nchw,
 )
-from mspcaps.data.matfile import parse_mat, parse_svhn
 from mspcaps.errors import MspcapsError
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
 def test_idx_round_trip(shape: list[int], seed: int) -> None:
     array = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
-    assert np.array_equal(parse_idx(idx(array), "x"), array)
+    assert np.array_equal(parse_idx(idx(array)), array)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "begins with nothing"),
-        (b"\x00\x00\x0d\x01" + b"\0" * 8, "is not an IDX file of bytes: it begins with 00000d01"),
-        (b"\x00\x00\x08\x03\x00", "cut off in its header"),
-        (struct.pack(">HBBI", 0, 8, 1, 5) + b"abc", "declares 5 values of shape (5,) but holds 3"),
-        (struct.pack(">HBBI", 0, 8, 1, 2) + b"abc", "but holds 3"),
-    ],
-)
-def test_bad_idx_is_named(content: bytes, reason: str) -> None:
-    with pytest.raises(MspcapsError, match=r"broken.idx") as caught:
-        parse_idx(content, "broken.idx")
-    assert reason in str(caught.value)
-
-
-def test_gzip_is_read_plain_or_packed_and_never_beyond_its_limit(tmp_path: Path) -> None:
+def test_gzip_is_read_plain_or_packed_and_never_beyond_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_files(tmp_path, {"plain": b"hello", "packed": gzip.compress(b"hello"), "bomb": gzip.compress(b"\0" * 5000)})
     assert read_gzip(tmp_path / "plain") == read_gzip(tmp_path / "packed") == b"hello"
+    monkeypatch.setattr("mspcaps.data.archives.MAX_BYTES", 4000)
     with pytest.raises(MspcapsError, match="4000"):
-        read_gzip(tmp_path / "bomb", limit=4000)
+        read_gzip(tmp_path / "bomb")
     (tmp_path / "cut").write_bytes(gzip.compress(b"hello" * 100)[:-9])
     with pytest.raises(MspcapsError, match="cut"):
         read_gzip(tmp_path / "cut")
@@ -63,13 +49,9 @@ def test_gzip_is_read_plain_or_packed_and_never_beyond_its_limit(tmp_path: Path)
 
 def test_cifar_batch_is_planes_of_red_green_blue() -> None:
     content = b"\x07" + b"r" * 1024 + b"g" * 1024 + b"b" * 1024
-    images, labels = parse_cifar_batch(content * 2, "batch")
+    images, labels = parse_cifar_batch(content * 2)
     assert images.shape == (2, 3, 32, 32) and labels.tolist() == [7, 7]
     assert [bytes(images[1, c, 0, :1]) for c in range(3)] == [b"r", b"g", b"b"]
-    with pytest.raises(MspcapsError, match=r"3072.*3073"):
-        parse_cifar_batch(content[:-1], "batch")
-    with pytest.raises(MspcapsError, match="200"):
-        parse_cifar_batch(b"\xc8" + content[1:], "batch")
 
 
 def test_mosaic_rows_become_the_official_bytes(tmp_path: Path) -> None:
@@ -77,7 +59,7 @@ def test_mosaic_rows_become_the_official_bytes(tmp_path: Path) -> None:
     images = rng.integers(0, 256, (3, 32, 32, 3), np.uint8)
     labels = np.array([4, 0, 9], np.uint8)
     Image.fromarray(images.reshape(3, 1024, 3)).save(tmp_path / "batch.png")
-    x, y = parse_cifar_batch(cifar_batch_from_mosaic(tmp_path / "batch.png", labels), "batch")
+    x, y = parse_cifar_batch(cifar_batch_from_mosaic(tmp_path / "batch.png", labels))
     assert y.tolist() == [4, 0, 9]
     for n in range(3):
         assert x[n, 2, 5, 17] == images[n, 5, 17, 2] and x[n, 0, 31, 1] == images[n, 31, 1, 0]
@@ -85,56 +67,14 @@ def test_mosaic_rows_become_the_official_bytes(tmp_path: Path) -> None:
         cifar_batch_from_mosaic(tmp_path / "batch.png", labels[:2])
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("endian", ["<", ">"])
-@settings(max_examples=15)
-@given(seed=st.integers(0, 999), n=st.integers(1, 4))
-def test_mat_round_trip(compressed: bool, endian: str, seed: int, n: int) -> None:
-    rng = np.random.default_rng(seed)
-    arrays = {
-        "X": rng.integers(0, 256, (2, 3, 3, n), np.uint8),
-        "a_longer_name": rng.standard_normal((3, n)),
-        "k": np.array([[-3]], np.int16),
-    }
-    parsed = parse_mat(mat(arrays, compressed, endian), "x.mat")
-    assert list(parsed) == list(arrays)
-    for name, array in arrays.items():
-        assert parsed[name].dtype == array.dtype and np.array_equal(parsed[name], array)
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_svhn_axes_and_the_label_ten(compressed: bool) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), np.uint8)
-    images, labels = parse_svhn(mat({"X": x, "y": np.array([[1.0], [10.0], [9.0], [10.0]])}, compressed), "t.mat")
-    assert labels.tolist() == [1, 0, 9, 0] and labels.dtype == np.uint8
-    assert images.shape == (4, 3, 32, 32) and images[3, 1, 20, 7] == x[20, 7, 1, 3]
-
-
-def test_bad_mat_is_named() -> None:
-    good = mat({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]], np.uint8)}, True)
-    cases = {
-        "is not a MATLAB file": b"nonsense" * 30,
-        "version 7.3": b"MATLAB 7.3 MAT-file".ljust(600),
-        "is damaged": good[:190],
-        "run from 1 to 11": good,
-        "holds no SVHN digits": mat({"X": np.zeros((2, 2, 3, 2), np.uint8)}, False),
-    }
-    for reason, content in cases.items():
-        with pytest.raises(MspcapsError, match=r"bad.mat") as caught:
-            parse_svhn(content, "bad.mat")
-        assert reason in str(caught.value)
-
-
-@settings(max_examples=150)
-@given(st.data())
-def test_damaged_mat_never_escapes_as_another_exception(data: st.DataObject) -> None:
-    content = bytearray(mat({"X": np.zeros((2, 2, 3, 2), np.uint8), "y": np.ones((2, 1))}, data.draw(st.booleans())))
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(126, len(content) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        parse_mat(bytes(content[: data.draw(st.integers(100, len(content)))]), "x.mat")
-    except MspcapsError as error:
-        assert str(error).startswith("x.mat ")
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float64])
+@pytest.mark.parametrize("n", [1, 2, 4, 9])
+def test_svhn_axes_and_the_label_ten(n: int, dtype: type) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, n), np.uint8)
+    y = np.array([10, 1, 9, 10, 2, 3, 4, 5, 6], dtype)[:n, None]
+    images, labels = parse_svhn(mat({"X": x, "y": y}))
+    assert labels.tolist() == [0, 1, 9, 0, 2, 3, 4, 5, 6][:n] and labels.dtype == images.dtype == np.uint8
+    assert images.shape == (n, 3, 32, 32) and np.array_equal(images[n - 1, 1], x[:, :, 1, n - 1])
 
 
 def test_digest_mismatch_names_file_and_both_sums() -> None:

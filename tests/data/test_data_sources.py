@@ -256,7 +256,7 @@ def test_official_and_recropped_svhn_are_distinct(cache: Path, tmp_path: Path, m
     files = {}
     for split in ("train", "test"):
         x = rng.integers(0, 256, (32, 32, 3, 5), np.uint8)
-        files[f"{split}_32x32.mat"] = mat({"X": x, "y": np.array([[10], [1], [2], [3], [9]], np.uint8)}, True)
+        files[f"{split}_32x32.mat"] = mat({"X": x, "y": np.array([[10], [1], [2], [3], [9]], np.uint8)})
     raw = {name: "md5:" + hashlib.md5(content).hexdigest() for name, content in files.items()}
     official = Variant("official")
     entry = replace(facts("svhn"), raw=raw, variants=(official, facts("svhn").variants[1]))
@@ -290,22 +290,23 @@ def test_archives_hold_plain_files_only(tmp_path: Path, kind: bytes) -> None:
         unpack_tar(tmp_path / "x.tar", tmp_path / "out")
 
 
-def test_archives_cut_off_or_too_large(tmp_path: Path) -> None:
+def test_archives_cut_off_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tar({"a": os.urandom(5000)})
     (tmp_path / "x.tgz").write_bytes(content[:3000])
     with pytest.raises(MspcapsError, match=r"x\.tgz"):
         unpack_tar(tmp_path / "x.tgz", tmp_path / "out")
     (tmp_path / "x.tgz").write_bytes(content)
+    monkeypatch.setattr("mspcaps.data.archives.MAX_BYTES", 4000)
     with pytest.raises(MspcapsError, match="4000"):
-        unpack_tar(tmp_path / "x.tgz", tmp_path / "out", limit=4000)
+        unpack_tar(tmp_path / "x.tgz", tmp_path / "out")
     (tmp_path / "two.tgz").write_bytes(tar({"a": bytes(2500), "b": bytes(2500)}))
     with pytest.raises(MspcapsError, match="4000"):  # together
-        unpack_tar(tmp_path / "two.tgz", tmp_path / "two", limit=4000)
+        unpack_tar(tmp_path / "two.tgz", tmp_path / "two")
     assert not (tmp_path / "two" / "b").exists()
 
 
 @needs_dpkg
-def test_debian_packages_cut_off_or_too_large(tmp_path: Path) -> None:
+def test_debian_packages_cut_off_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"debian-binary": b"2.0\n", "control.tar.gz": tar({})}
     package = ar({**parts, "data.tar.gz": tar({"a": os.urandom(5000)})})
     for bad in (package[:200], package[:3000], b"hello", ar(parts), package.replace(b"`\n", b"xx"), b""):
@@ -315,8 +316,9 @@ def test_debian_packages_cut_off_or_too_large(tmp_path: Path) -> None:
     (tmp_path / "x.deb").write_bytes(package)
     unpack_deb(tmp_path / "x.deb", tmp_path / "deb")
     assert (tmp_path / "deb" / "a").stat().st_size == 5000
+    monkeypatch.setattr("mspcaps.data.archives.MAX_BYTES", 4000)
     with pytest.raises(MspcapsError, match="4000"):
-        unpack_deb(tmp_path / "x.deb", tmp_path / "large", limit=4000)
+        unpack_deb(tmp_path / "x.deb", tmp_path / "large")
 
 
 def test_official_cifar10_archive(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

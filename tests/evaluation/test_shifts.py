@@ -218,6 +218,10 @@ def test_entry_and_figure(tmp_path: Path) -> None:
         "shifts-mnist40-40.svg",
     ]
     assert ShiftResult.of(Brightest(), "quarters", evaluation).path.name == "shifts-Brightest-quarters.json"
+    for seed, change in enumerate(("rotation", "blur")):
+        one = replace(evaluation, accuracy={change: evaluation.accuracy[change]})
+        _, figure = write_shifts(tmp_path, replace(results[0], dataset="svhn", seed=seed, evaluation=one))
+    assert figure.read_text().count("<polyline") == 2, "a panel for each change, though no two networks have both"
     heads, rows = results[0].table()
     assert {len(row) for row in rows} == {len(heads)} and rows[-1][-1] == "60.10" and rows[0][-1] == "90.00"
     whole = json.loads(path.read_text())

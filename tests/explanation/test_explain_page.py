@@ -17,7 +17,7 @@ from mspcaps.capsules import RoutingState
 from mspcaps.cli import main
 from mspcaps.explanation import explain
 from mspcaps.explanation.drawing import couplings_drawing, heat_colours, heat_drawing, rectangle
-from mspcaps.explanation.files import display_name, free_page, page_key, page_name, write_pages
+from mspcaps.explanation.files import display_name, free_page, key_of, page_name, write_pages
 from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.view import choose_classes, make_view, render_page
 from mspcaps.models import save_weights
@@ -241,7 +241,7 @@ def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys
 
 
 def test_a_page_that_is_not_ours_is_left_alone(tmp_path):
-    key = page_key(tmp_path / "a.png")
+    key = key_of(tmp_path / "a.png")
     assert free_page(tmp_path, "a", key) == tmp_path / "a.html"
     (tmp_path / "a.html").write_text("my own notes")
     (tmp_path / "a-2.html").mkdir()

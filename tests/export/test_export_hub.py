@@ -83,6 +83,13 @@ def test_the_accuracy_is_that_of_shipped_weights(tmp_path, monkeypatch):
     assert "Accuracy" not in text and "license" not in text
 
 
+@pytest.mark.parametrize("options", [{"position": False}, {"decoder": True}])
+def test_shipped_weights_under_other_options_are_not_the_shipped_ones(tmp_path, options):
+    """All that fits is copied, but the model has fewer tensors than the shipped one, or more."""
+    other = mspcaps.create_model("mspcaps_t", pretrained="cifar10", **options)
+    assert "Accuracy" not in (save_pretrained(other, tmp_path) / "README.md").read_text(encoding="utf-8")
+
+
 def test_refusals(tmp_path, monkeypatch):
     with pytest.raises(MspcapsError, match="nowhere/at/all"):
         from_pretrained("nowhere/at/all")

@@ -16,7 +16,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
 from mspcaps.export import Metadata, export_model, quantize
 from mspcaps.export import model as export_module
-from mspcaps.export.graphs import METADATA_FILE, wrap_errors
+from mspcaps.export.graphs import METADATA_FILE, exporting
 from mspcaps.export.model import check_parity, describe
 from mspcaps.models import Model, Task, create_model, register_model, registry, summarize
 
@@ -250,5 +250,5 @@ def test_models_that_cannot_be_exported(tmp_path, monkeypatch):
         export_model(create_model("moody"), tmp_path / "model.pt2")
     assert "\n" not in str(told.value)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(MemoryError):
-        wrap_errors(lambda: (_ for _ in ()).throw(MemoryError()), "large")
+    with pytest.raises(MemoryError), exporting("large"):
+        raise MemoryError

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, prune
 from mspcaps.kernels import fuse, fused
 from mspcaps.kernels.fused import DepthwiseConv, FusedBackbone, FusedPatchify, JointVotes, PatchConv
 from mspcaps.models import Model, create_model
-from mspcaps.models.layers import Dropout
+from mspcaps.models.layers import ConvBN, Dropout
 from mspcaps.models.mspcaps import TINY, MSPCaps
 
 NAMES = ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_dr", "mspcaps_t_scale16", "mspcaps_t_scale32_16",
@@ -85,6 +85,10 @@ def backbone(model: Model) -> Any:
     return model.backbone
 
 
+def wrap(parent: nn.Module, name: str) -> None:
+    setattr(parent, name, nn.Sequential(parent.get_submodule(name)))
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "a hook": lambda model: model.backbone.blocks[1].rest[0].bn.register_forward_hook(lambda *_: None),
     "a hook on a block": lambda model: model.backbone.blocks[0].register_forward_pre_hook(lambda *_: None),
@@ -95,6 +99,13 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "pruning": lambda model: prune.l1_unstructured(model.backbone.blocks[2].first.conv, "weight", 0.5),
     "a parametrisation": lambda model: parametrizations.weight_norm(model.backbone.blocks[0].first.conv),
     "an adapter": lambda model: setattr(model.patchify[1], "project", nn.Sequential(model.patchify[1].project)),
+    "an adapter around a block": lambda model: wrap(model.backbone.blocks, "1"),
+    "an adapter around a layer": lambda model: wrap(model.backbone.blocks[1], "first"),
+    "another kernel": lambda model: setattr(
+        model.backbone.blocks[0].first, "conv", nn.Conv2d(3, 32, 5, padding=2, bias=False)
+    ),
+    "another bias": lambda model: setattr(model.backbone.blocks[0].first, "conv", nn.Conv2d(3, 32, 3, padding=1)),
+    "a norm without a bias": lambda model: setattr(model.patchify[0], "norm", nn.LayerNorm(8, bias=False)),
     "a frozen norm": lambda model: model.backbone.blocks[0].first.bn.eval(),
     "another eps": lambda model: setattr(model.backbone.blocks[0].first.bn, "eps", 1e-3),
     "a cumulative average": lambda model: [
@@ -149,6 +160,15 @@ def test_modules_that_are_not_replaced_are_the_same(monkeypatch: pytest.MonkeyPa
     twin = fuse(model)
     assert twin.dropout is model.dropout and twin.normalize is model.normalize
     assert all(a.w2 is b.w2 and a is not b for a, b in zip(twin.routing, model.routing, strict=True))
+
+
+def test_blocks_may_differ_in_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "TRITON", True)
+    model = create_model("mspcaps_t", img_size=16).train()
+    backbone(model).blocks[1].rest.append(ConvBN(64, 64))
+    twin = backbone(fuse(model))
+    assert twin.shortcuts == [False, True, False, True, True, False, True]
+    assert twin.pools == [False, True, False, False, True, False, True]
 
 
 def test_nothing_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from mspcaps.models.mspcaps import TINY, MSPCaps
 from mspcaps.training import Recipe
 from mspcaps.training.loader import Loader
 from mspcaps.training.optimizers import FlatOptimizer
-from mspcaps.training.step import make_step
+from mspcaps.training.step import Step
 
 NAMES = list_models()
 SMALL = [name for name in NAMES if not name.startswith(("mspcaps_l", "lacaps_l"))]
@@ -281,7 +281,7 @@ def test_a_training_step_is_a_function_of_the_seed(name: str) -> None:
 
     def weights_after_two_steps(seed: int) -> list[Tensor]:
         model = small(name)
-        step = make_step(model, Loader(data, 4, recipe.augment, seed), recipe, "eager")  # type: ignore[arg-type]
+        step = Step(model, Loader(data, 4, recipe.augment, seed), recipe, "eager")  # type: ignore[arg-type]
         step.optimizer.lr.fill_(1e-3)
         step.loader.begin(0)
         for _ in range(2):

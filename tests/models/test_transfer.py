@@ -66,7 +66,7 @@ HEADS = {
 def test_other_classes_get_a_new_head_and_nothing_else(name, tmp_path):
     old = written(tmp_path / "w", name)
     head = HEADS.get(name, {"routing.0.w2"} if "scale" in name else {"routing.1.w2"})
-    assert depends_on_classes({"name": name, **TASK}) == head
+    assert depends_on_classes(create_model(name, **TASK)) == head
     for classes in ("xy", "edcba"):  # fewer, and as many of other names
         before, model, done = begun(tmp_path / "w", list(classes), name)
         new = model.state_dict()
@@ -240,7 +240,7 @@ def test_options_travel_with_the_weights(tmp_path):
     _, model, done = begun(tmp_path / "w", CLASSES, patch=2, position=False, decoder=True)
     drawn = {f"decoder.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")}
     assert done.fresh == dict.fromkeys(sorted(drawn), "other options") and not done.adapted
-    assert depends_on_classes({"name": "mspcaps_t", **TASK, "decoder": True}) == {"routing.1.w2", "decoder.0.weight"}
+    assert depends_on_classes(create_model("mspcaps_t", decoder=True, **TASK)) == {"routing.1.w2", "decoder.0.weight"}
 
 
 def test_the_same_shape_on_another_window_or_channel_means_something_else():

@@ -222,7 +222,7 @@ def test_random_fine_patches_lie_in_the_same_middle_patches():
 def faithfulness_block(results: Path) -> str:
     values = {
         "entries": read_explanations(results), "named_table": named_table, "methods_table": methods_table,
-        "candidates_table": candidates_table, "judge": judge, "figures": lambda pair: figures(*pair),
+        "candidates_table": candidates_table, "judge": judge, "figures": figures,
     }  # fmt: skip
     return render("faithfulness.md.j2", values)
 

@@ -18,15 +18,15 @@ from mspcaps.models import Model, create_model
 from mspcaps.models.layers import ConvBN
 from mspcaps.models.model import make_task
 from mspcaps.training import Recipe, Trainer, list_recipes, load_recipe, train
-from mspcaps.training.adversary import RobustLoss, as_logits, hashed_start
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import compiler_works
 from mspcaps.training.distributed import World
 from mspcaps.training.evaluator import RobustEvaluator
 from mspcaps.training.images import load_images
 from mspcaps.training.loader import Loader, take_batch
+from mspcaps.training.objective import RobustLoss, as_logits, hashed_start
 from mspcaps.training.recipe import Adversary, recipe_folder, stored_recipe
-from mspcaps.training.step import Step, make_step
+from mspcaps.training.step import Step
 from mspcaps.training.sweep import load_sweep
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def one_step(recipe: Recipe, model: Model, epoch: int = 3, at: int = 2, engine: 
     data = ImageSet(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels), ("a", "b", "c"), "bars")
     loader = Loader(data, 16, recipe.augment or Augmentation(), seed=0)
     loader.begin(epoch, at)
-    return make_step(model, loader, recipe, engine), loader
+    return Step(model, loader, recipe, engine), loader
 
 
 def plain_logits(model: Model, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from mspcaps.models import create_model, orthcaps
 from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Adversary, Recipe
-from mspcaps.training.step import make_step
+from mspcaps.training.step import Step
 
 CPU = torch.device("cpu")
 FAMILIES = (
@@ -59,7 +59,7 @@ def test_steps_and_evaluations_can_be_recorded(name: str, monkeypatch: pytest.Mo
     images = data(24)
     torch.manual_seed(0)
     model = create_model(name, img_size=24).train()
-    step = make_step(
+    step = Step(
         model, Loader(images, 2, Augmentation(crop=2, flip=True), 0), Recipe(batch_size=2, precision="bf16"), "eager"
     )
     step.loader.begin(0)
@@ -79,7 +79,7 @@ def test_adversarial_steps_can_be_recorded(name: str, kind: Any) -> None:
         batch_size=2, precision="bf16", adversary=Adversary(kind=kind, steps=2), validation=1, ema=0.9, clip_grad=1.0
     )
     torch.manual_seed(0)
-    step = make_step(
+    step = Step(
         create_model(name, img_size=16).train(), Loader(images, 2, Augmentation(rotate=15.0), 0), recipe, "eager"
     )
     step.loader.begin(0)
@@ -100,7 +100,7 @@ def test_everything_that_a_recipe_may_add_can_be_recorded() -> None:
     )  # fmt: skip
     images = replace(data(32), classes=facts("cifar10").classes)
     torch.manual_seed(0)
-    step = make_step(create_model("resnet20").train(), Loader(images, 2, augment, 0), recipe, "eager")
+    step = Step(create_model("resnet20").train(), Loader(images, 2, augment, 0), recipe, "eager")
     step.loader.begin(0)
     step()
     with Recorded():

@@ -16,7 +16,7 @@ from training_makers import bars
 from mspcaps.data import fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.training import Recipe, Trainer, ledger, train
-from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder, save_checkpoint
+from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, save_checkpoint
 
 
 def quick(data: Path, **changes: object) -> Recipe:
@@ -89,7 +89,7 @@ def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch
     assert fingerprint(moved) == before
     first.rename(moved / "train" / "c1" / "00.bmp")
     assert fingerprint(moved) != before
-    monkeypatch.setattr("mspcaps.data.fingerprints.MAX_READ", 1000)
+    monkeypatch.setattr("mspcaps.data.load.MAX_READ", 1000)
     large = fingerprint(moved)
     with (moved / "train" / "c1" / "00.bmp").open("ab") as file:
         file.write(b" ")
@@ -105,7 +105,7 @@ def test_flipped_bytes_of_a_checkpoint_are_noticed(place: float, tiny_npz: Path,
     """In its progress or in any of its tensors, whose values are still valid numbers."""
     recipe = quick(tiny_npz)
     assert Trainer(recipe, CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
-    path = run_folder(tmp_path, recipe) / CHECKPOINT
+    path = tmp_path / recipe.run_path / CHECKPOINT
     content = bytearray(path.read_bytes())
     start = int.from_bytes(content[:8], "little") + 8  # the header, then the tensors
     at = content.index(b'\\"epoch\\": 1') + 11 if place < 0.1 else start + int(place * (len(content) - start))

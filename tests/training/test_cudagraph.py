@@ -13,7 +13,7 @@ from mspcaps.training import Engine, Recipe
 from mspcaps.training.distributed import World, group_of_one, synchronize_batchnorm
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Adversary
-from mspcaps.training.step import Step, make_step
+from mspcaps.training.step import Step
 
 EPOCHS = 8
 PAPER, SHIFTED = Recipe(), Augmentation(crop=1)
@@ -39,7 +39,7 @@ def make(
         synchronize_batchnorm(model, world)
     loader = Loader(data, 128, augment, seed)
     loader.begin(0)
-    step = make_step(model, loader, recipe, engine, world, kernels)
+    step = Step(model, loader, recipe, engine, world, kernels)
     step.optimizer.lr.fill_(5e-4)
     return step
 
@@ -115,7 +115,7 @@ def test_the_first_210_steps_on_cifar10() -> None:
         model = create_model("mspcaps_t").cuda().train()
         loader = Loader(data, 128, Augmentation(crop=4, flip=True), 0)
         loader.begin(0)
-        step = make_step(model, loader, Recipe(), engine, fused=kernels)
+        step = Step(model, loader, Recipe(), engine, fused=kernels)
         step.optimizer.lr.fill_(5e-4)
         if engine == "cudagraph":
             step.capture()

@@ -176,7 +176,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
 
 def test_a_job_sent_right_after_a_worker_was_lost(workers: list[FakeProcess], tiny_npz: Path) -> None:
     """The lost worker is waited for, and its status is reported, not that of the worker that the job has started."""
-    place, job = WorkerProcess(Slot("cpu")), tiny_job(tiny_npz)
+    place, job = WorkerProcess(Slot("cpu"), Progress()), tiny_job(tiny_npz)
     lost = place.submit(job, 1.0)
     workers[0].pipe.close()
     while place.connection is not None:

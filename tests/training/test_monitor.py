@@ -11,7 +11,7 @@ import torch
 from mspcaps.progress import Progress
 from mspcaps.training import Epoch, Recipe
 from mspcaps.training.distributed import World
-from mspcaps.training.monitor import EachEpoch, ShowProgress, TensorBoard
+from mspcaps.training.monitor import ShowProgress, TensorBoard, each_epoch
 from mspcaps.training.recipe import Adversary
 
 ROWS = [Epoch(n, 0.5**n, 1 / n, 10.0 * n) for n in (1, 2, 3)]
@@ -56,7 +56,7 @@ def test_a_line_shows_robust_accuracy() -> None:
 
 def test_every_epoch_is_reported_once_but_none_from_before_a_resume() -> None:
     rows: list[Epoch] = []
-    listener, other = EachEpoch(rows.append), EachEpoch(rows.append)
+    listener, other = each_epoch(rows.append), each_epoch(rows.append)
     for state in (at(1, 3, rows=1), at(1, 9, rows=1), at(2, 0, rows=2), at(2, 5, rows=2), at(3, 0, rows=3)):
         listener(state)
         other(SimpleNamespace(**vars(state) | {"world": World(rank=1)}))  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:
 
     board = TensorBoard(tmp_path)
     for epoch, steps_done in ((0, 5), (1, 0), (1, 5), (2, 0), (2, 5), (3, 0)):
-        board(at(epoch, steps_done, rows=epoch))
+        each_epoch(board.write)(at(epoch, steps_done, rows=epoch))
     board.close()
     (path,) = tmp_path.rglob("events*")
     events = [(event.step, value) for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
@@ -78,14 +78,9 @@ def test_tensorboard_gets_one_row_per_epoch(tmp_path: Path) -> None:
         assert [value for _, value in written] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("rank", "expected"), [(0, [("loss", 2), ("lr", 2), ("accuracy", 2)]), (1, [])])
-def test_the_main_process_writes_new_epochs_only(rank: int, expected: list[tuple[str, int]], tmp_path: Path) -> None:
-    written: list[tuple[str, int]] = []
+def test_tensorboard_leaves_no_file_before_the_first_epoch(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    board.make = lambda folder: SimpleNamespace(  # type: ignore[assignment,misc]
-        add_scalar=lambda name, value, epoch: written.append((name, epoch)), close=lambda: None
-    )
-    board(at(1, 0, rows=1, rank=rank))
-    board(at(2, 0, rows=2, rank=rank))
+    each_epoch(board.write)(at(0, 5))
+    each_epoch(board.write)(at(1, 0, rows=1, rank=1))  # not the main process
     board.close()
-    assert written == expected
+    assert not list(tmp_path.rglob("*"))

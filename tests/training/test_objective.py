@@ -21,7 +21,7 @@ from mspcaps.training.device import compiler_works
 from mspcaps.training.loader import Loader, take_batch
 from mspcaps.training.objective import batch_loss, check_soft_targets, load_teacher
 from mspcaps.training.recipe import Adversary
-from mspcaps.training.step import Step, make_step
+from mspcaps.training.step import Step
 
 CPU = torch.device("cpu")
 CLASSES = ("0", "1", "2")
@@ -113,9 +113,9 @@ def test_a_decoder_reconstructs_the_labelled_class() -> None:
 def test_a_loss_that_takes_class_numbers_only_is_refused(recipe: dict[str, float], augment: dict[str, float]) -> None:
     model, loader = Small(), make_loader(Augmentation(**augment))  # type: ignore[arg-type]
     model.criterion = lambda scores, y: nn.functional.nll_loss(scores.log_softmax(1), y)  # type: ignore[method-assign]
-    make_step(model, make_loader(Augmentation()), Recipe(), "eager")
+    Step(model, make_loader(Augmentation()), Recipe(), "eager")
     with pytest.raises(MspcapsError, match=r"(label_smoothing is 0\.1|augment\.mixup is 0\.2).* soft targets"):
-        make_step(model, loader, Recipe(**recipe), "eager")  # type: ignore[arg-type]
+        Step(model, loader, Recipe(**recipe), "eager")  # type: ignore[arg-type]
 
 
 def test_a_loss_with_weights_on_the_device_takes_soft_targets() -> None:
@@ -142,14 +142,16 @@ def test_a_teacher_adds_the_divergence_from_its_answers(student: str, teacher: s
     assert batch_loss(model, loader, 0.0, other, 0.3, 2.5).item() == pytest.approx(want, rel=1e-4)
 
 
-def test_a_teacher_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_teacher_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In eval mode, without gradients, its statistics unmoved; the student comes to answer as it does."""
     recipe = Recipe(teacher=str(teacher_file(tmp_path)), teacher_weight=1.0, lr=5e-3)
     torch.manual_seed(2)
     model = create_model("resnet20", num_classes=3, img_size=16).train()
     loader = make_loader(Augmentation(2, True))
-    step = make_step(model, loader, recipe, "eager")
-    teacher = step.loss.settings[1]  # type: ignore[attr-defined]
+    teacher = load_teacher(recipe, model, loader.classes)
+    assert teacher is not None
+    monkeypatch.setattr("mspcaps.training.objective.load_teacher", lambda *_: teacher)
+    step = Step(model, loader, recipe, "eager")
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     step.optimizer.lr.fill_(5e-3)
     losses = []
@@ -247,12 +249,12 @@ def test_the_compiled_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> 
     recipe = everything("bars", "", augment=augment)
     torch.manual_seed(0)
     teacher = Small().eval().requires_grad_(False)
-    monkeypatch.setattr("mspcaps.training.step.load_teacher", lambda *_: teacher)
+    monkeypatch.setattr("mspcaps.training.objective.load_teacher", lambda *_: teacher)
     state, outcomes = Small("lengths").state_dict(), []
     for engine in ("eager", "compile"):
         model = Small("lengths").train()
         model.load_state_dict(state)
-        step: Step = make_step(model, make_loader(augment), recipe, engine)  # type: ignore[arg-type]
+        step: Step = Step(model, make_loader(augment), recipe, engine)  # type: ignore[arg-type]
         step.loader.begin(0)
         step.optimizer.lr.fill_(1e-3)
         for _ in range(4):

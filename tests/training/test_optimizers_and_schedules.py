@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from mspcaps.errors import MspcapsError
-from mspcaps.training.optimizers import FlatOptimizer
+from mspcaps.models.layers import use_channels_last
+from mspcaps.training.optimizers import FlatOptimizer, learning_rate
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.schedules import learning_rate, learning_rates
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
@@ -116,6 +116,18 @@ def test_working_copies_follow_the_masters() -> None:
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_weights_of_one_input_channel_keep_the_strides_of_their_layout() -> None:
+    """They are in both layouts at once; the compiler takes the strides at their word and converts the maps to match."""
+    model = Particular()
+    model[0] = nn.Conv2d(3, 3, 5, groups=3, bias=False)
+    before = model[0].weight.detach().clone()
+    use_channels_last(model)
+    optimizer = FlatOptimizer(model, Recipe())
+    strides = torch.empty(3, 1, 5, 5, memory_format=torch.channels_last).stride()
+    assert model[0].weight.stride() == optimizer.masters()["0.weight"].stride() == strides != before.stride()
+    assert torch.equal(model[0].weight, before)
+
+
 def test_the_model_exempts_parameters_from_bf16_and_decay() -> None:
     model = Particular()
     flat = FlatOptimizer(model, Recipe(lr=0.1, weight_decay=0.5), torch.bfloat16)
@@ -146,6 +158,10 @@ def torch_rates(recipe: Recipe, later: Any) -> list[float]:
     return rates
 
 
+def learning_rates(recipe: Recipe) -> list[float]:
+    return [learning_rate(recipe, epoch) for epoch in range(recipe.epochs)]
+
+
 @pytest.mark.parametrize(("epochs", "warmup"), [(300, 5), (50, 5), (49, 4), (30, 3), (10, 1), (9, 0), (3, 0), (1, 0)])
 def test_the_default_warm_up_is_at_most_a_tenth_of_the_run(epochs: int, warmup: int) -> None:
     recipe = Recipe(epochs=epochs, lr=0.1, min_lr=0.0)
@@ -174,8 +190,7 @@ def test_learning_rates_equal_torchs_schedulers(warmup: int) -> None:
 
 def test_a_run_without_warm_up_begins_at_the_full_rate_and_falls_towards_the_least() -> None:
     recipe = Recipe(epochs=4, warmup_epochs=0, lr=1.0, min_lr=0.2)
-    rates = [learning_rate(recipe, epoch) for epoch in range(4)]
-    assert rates == pytest.approx([1.0, 0.6 + 0.4 * 2**-0.5, 0.6, 0.6 - 0.4 * 2**-0.5])
+    assert learning_rates(recipe) == pytest.approx([1.0, 0.6 + 0.4 * 2**-0.5, 0.6, 0.6 - 0.4 * 2**-0.5])
 
 
 def test_no_schedule_falls_below_the_least_rate() -> None:

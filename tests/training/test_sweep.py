@@ -10,7 +10,7 @@ import pytest
 from test_trainer import CPU, entry_of, recipe_for
 
 from mspcaps.training import Recipe, Trainer, job, ledger, sweep
-from mspcaps.training.checkpoint import CHECKPOINT, run_folder
+from mspcaps.training.checkpoint import CHECKPOINT
 from mspcaps.training.job import Job, WorkerLost, train_job
 from mspcaps.training.sweep import run_sweep
 
@@ -66,7 +66,7 @@ def test_after_a_stop_nothing_is_started(tiny_npz: Path, tmp_path: Path) -> None
 
     outcomes = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=silent, listener=listener, stop=stop)
     assert [(o.recipe.seed, o.state) for o in outcomes] == [(0, "stopped"), (1, "left"), (2, "left")]
-    assert [path.parent for path in tmp_path.rglob(CHECKPOINT)] == [run_folder(tmp_path, runs[0])]
+    assert [path.parent for path in tmp_path.rglob(CHECKPOINT)] == [tmp_path / runs[0].run_path]
 
 
 def test_an_error_in_the_sweep_itself_stops_its_runs(
@@ -75,7 +75,7 @@ def test_an_error_in_the_sweep_itself_stops_its_runs(
     """Such as a second Ctrl-C: the other run saves its checkpoint instead of going on for hours."""
     monkeypatch.setattr(sweep, "share_of_device", lambda recipe, device: 0.5)
     long, broken = quick(tiny_npz, epochs=100), quick(tiny_npz, seed=1)
-    path = run_folder(tmp_path, broken) / CHECKPOINT
+    path = tmp_path / broken.run_path / CHECKPOINT
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no tensors")
 
@@ -85,7 +85,7 @@ def test_an_error_in_the_sweep_itself_stops_its_runs(
 
     with pytest.raises(KeyboardInterrupt):
         run_sweep([long, broken], CPU, out=tmp_path, results=tmp_path, log=log)
-    assert (run_folder(tmp_path, long) / CHECKPOINT).is_file()
+    assert (tmp_path / long.run_path / CHECKPOINT).is_file()
     assert ledger.find_run(tmp_path, long) is None
 
 

@@ -25,7 +25,6 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, Task, create_model, load_model, register_model, registry
 from mspcaps.models.summary import summarize
 from mspcaps.training import Engine, Recipe, Trainer, device, evaluator, ledger, sweep, train, trainer
-from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import choose_engine, compiler_works
 from mspcaps.training.images import load_images
 from mspcaps.training.job import expected_seconds, share_of_device
@@ -223,6 +222,8 @@ def test_long_runs_on_a_cpu_are_compiled_if_that_works(monkeypatch: pytest.Monke
     assert choose_engine(None, CPU, images=300 * 50_000) == "compile"
     assert choose_engine(None, CPU, images=5 * 10_000) == "eager"
     assert choose_engine(None, CPU, 2, images=300 * 50_000) == "eager"
+    for name, engine in (("mspcaps_t", "compile"), ("resnet20", "compile"), ("lacaps_t", "eager")):
+        assert choose_engine(None, CPU, images=300 * 50_000, model=create_model(name)) == engine, name
     monkeypatch.setattr(device, "compiler_works", lambda: False)
     assert choose_engine(None, CPU, images=300 * 50_000) == "eager"
     for wrong in ("cudagraph", "captured"):
@@ -232,7 +233,7 @@ def test_long_runs_on_a_cpu_are_compiled_if_that_works(monkeypatch: pytest.Monke
 
 def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=1)
-    folder = run_folder(tmp_path, recipe)
+    folder = tmp_path / recipe.run_path
     holder = "import sys, time; from pathlib import Path; from mspcaps.files import lock_folder\n"
     holder += "with lock_folder(Path(sys.argv[1]), ''): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", holder, str(folder)], stdout=subprocess.PIPE) as other:
@@ -347,7 +348,7 @@ def test_a_broken_picture_that_is_streamed_gets_one_sentence(tmp_path: Path, mon
 
 def test_one_bad_checkpoint_does_not_end_a_sweep(tiny_npz: Path, tmp_path: Path) -> None:
     runs = [recipe_for(tiny_npz, epochs=1, seed=seed) for seed in range(3)]
-    broken = run_folder(tmp_path, runs[1]) / "checkpoint.safetensors"
+    broken = tmp_path / runs[1].run_path / "checkpoint.safetensors"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"no tensors")
     outcomes = run_sweep(runs, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
@@ -448,6 +449,8 @@ def test_the_share_of_a_gpu_that_a_run_takes() -> None:
     macs = summarize("mspcaps_t", img_size=32).macs
     assert share_of_device(replace(tiny, img_size=48), gpu) == pytest.approx(2.25 * macs / 160e6, rel=0.01)
     assert share_of_device(tiny, CPU) == 1
+    for broken in ({"img_size": 4}, {"options": {"nothing": 1}}):  # fails alone, not with the whole sweep
+        assert share_of_device(replace(tiny, **broken), gpu) == 1
 
 
 def test_ctrl_c_in_the_compiler_is_not_a_failure(tiny_npz: Path, tmp_path: Path) -> None:

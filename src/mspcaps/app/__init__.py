@@ -4,8 +4,7 @@ The work is done by `session.answer`, a plain function of a model, a picture and
 of browsers. `layout` and `server` put it behind Gradio, which is an extra: `pip install 'mspcaps[app]'`.
 """
 
-from mspcaps.app.perturb import Changes
-from mspcaps.app.session import Answer, answer
+from mspcaps.app.session import Answer, Changes, answer
 from mspcaps.app.store import ModelStore
 
 __all__ = ["Answer", "Changes", "ModelStore", "answer"]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mspcaps.app.perturb import RANGES, Changes
-from mspcaps.app.session import answer
+from mspcaps.app.session import RANGES, Changes, answer
 from mspcaps.app.store import ModelStore, trained_on
 from mspcaps.app.uploads import MAX_UPLOAD_BYTES, MAX_UPLOAD_PIXELS
 from mspcaps.data import CATALOG

@@ -12,7 +12,7 @@ from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import load_for
-from mspcaps.models import Model, config_of, list_pretrained, load_model, read_card
+from mspcaps.models import Model, list_pretrained, load_model, read_card
 from mspcaps.pages import image_url
 
 MAX_SAMPLES = 10
@@ -75,9 +75,8 @@ class ModelStore:
         return next((sample.title for sample in samples if sample.picture == picture), None)
 
     def _prepare(self, model: Model, name: str) -> Model:
-        config = config_of(model)
-        if config["in_chans"] not in (1, 3):
-            raise MspcapsError(f"{name} takes images with {config['in_chans']} channels, but pictures have 1 or 3")
+        if model.in_chans not in (1, 3):
+            raise MspcapsError(f"{name} takes images with {model.in_chans} channels, but pictures have 1 or 3")
         return model.to(self.device).eval()
 
     def _free_title(self, title: str) -> str:
@@ -105,9 +104,8 @@ def set_title(data: str) -> str:
 
 
 def title_of(model: Model) -> str:
-    config = config_of(model)
-    data = trained_on(model)
-    return f"{config['name']} · {set_title(data)}" if data else str(config["name"])
+    name, data = str(model.config["name"]), trained_on(model)
+    return f"{name} · {set_title(data)}" if data else name
 
 
 def find_samples(model: Model) -> list[Sample]:
@@ -131,7 +129,6 @@ def one_of_each(data: ImageSet) -> list[Sample]:
 
 def from_folder(model: Model, root: Path) -> list[Sample]:
     """Read only the pictures that are shown."""
-    config = config_of(model)
-    pictures = replace(open_folder(root, "test", config["img_size"]), channels=config["in_chans"])
+    pictures = replace(open_folder(root, "test", model.img_size), channels=model.in_chans)
     chosen = [pictures.labels.index(label) for label in sorted(set(pictures.labels))[:MAX_SAMPLES]]
     return [Sample(pictures.classes[pictures.labels[i]], image_url(pictures[i][0].numpy())) for i in chosen]

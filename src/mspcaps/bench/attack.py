@@ -2,14 +2,15 @@
 
 import importlib.metadata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
-from mspcaps.bench.timing import Effort, TimedCall, significant, time_interleaved
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.timing import Effort, repeat, significant, time_interleaved
 from mspcaps.data import load_dataset
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import full_precision
@@ -27,21 +28,8 @@ CONVENTIONS = {
     "seconds": "for all images, those included that the model gets wrong anyway; median, runs interleaved",
     "fooled": "images that the model gets wrong after the attack, in fp32",
 }
-
-
-class Attack(TimedCall):
-    """One attack on all images, batch by batch."""
-
-    def __init__(self, attack: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, batch_size: int) -> None:
-        self.attack, self.batches = attack, list(zip(x.split(batch_size), y.split(batch_size), strict=True))
-
-    def __call__(self) -> list[Tensor]:
-        return [self.attack(x, y) for x, y in self.batches]
-
-    def fooled(self, model: nn.Module) -> int:
-        pairs = zip(self(), self.batches, strict=True)
-        with torch.no_grad(), full_precision(self.batches[0][0].device):
-            return sum(int((model(images).argmax(1) != y).sum()) for images, (_, y) in pairs)
+Attack = Callable[[Tensor, Tensor], Tensor]  # images, labels -> adversarial images
+Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 def bench_attack(
@@ -49,11 +37,10 @@ def bench_attack(
     log: Log = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """Attack the shipped weights of the model for CIFAR-10."""
-    check_batch(batch_size)
+    size = choose_batch(batch_size, 2500 if device.type == "cuda" else 50)
     weights = f"{model}.{DATA}"
     if weights not in list_pretrained():
         raise MspcapsError(f"an attack needs trained weights, but none are shipped for {model} on {DATA}")
-    size = batch_size or (2500 if device.type == "cuda" else 50)
     result = new_result("attack", model, device, quick, CONVENTIONS)
     trained = load_model(weights).to(device)
     count = QUICK if quick else None if device.type == "cuda" else ON_CPU
@@ -61,25 +48,27 @@ def bench_attack(
     x, y = (t[:count].to(device) for t in (data.images, data.labels))
     x = x.float() / 255
     result |= {"images": len(x), "batch_size": size, "steps": STEPS, "unavailable": {}}
-    attacks = {"ours": Attack(lambda x, y: bim(trained, x, y, EPS, steps=STEPS), x, y, size)}
+    attacks: dict[str, Attack] = {"ours": lambda x, y: bim(trained, x, y, EPS, steps=STEPS)}
     if device.type == "cuda" and not quick:
         compiled = load_model(weights).to(device).requires_grad_(False)
         compiled.compile(dynamic=False)
-        attacks["ours, compiled"] = Attack(lambda x, y: bim(compiled, x, y, EPS, steps=STEPS), x, y, size)
+        attacks["ours, compiled"] = lambda x, y: bim(compiled, x, y, EPS, steps=STEPS)
     try:
-        attacks["foolbox"] = Attack(foolbox_bim(trained, device), x, y, size)
+        attacks["foolbox"] = foolbox_bim(trained, device)
         result["environment"]["software"]["foolbox"] = importlib.metadata.version("foolbox")
     except MspcapsError as error:
         result["unavailable"]["foolbox"] = str(error)
     for name in attacks:
         log(f"{STEPS} steps on {len(x):,} images, {name}")
     effort = Effort(repeats=2 if quick else 3 if device.type == "cpu" else 5, seconds=0.0, warmup=1)
-    timings = time_interleaved(attacks, device, effort)
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    variants = {name: repeat(partial(attack_all, attack, batches)) for name, attack in attacks.items()}
+    timings = time_interleaved(variants, device, effort)
     result["variants"] = {
         name: {
             "seconds": {key: significant(timing.to_dict()[key] / 1000) for key in ("median", "lowest", "highest")},
             "images_per_second": significant(1000 * len(x) / timing.median),
-            "fooled": attacks[name].fooled(trained),
+            "fooled": count_fooled(trained, attack_all(attacks[name], batches), batches),
         }
         for name, timing in timings.items()
     }
@@ -89,7 +78,17 @@ def bench_attack(
     return result
 
 
-def foolbox_bim(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def attack_all(attack: Attack, batches: Batches) -> list[Tensor]:
+    return [attack(x, y) for x, y in batches]
+
+
+def count_fooled(model: nn.Module, adversarial: Sequence[Tensor], batches: Batches) -> int:
+    pairs = zip(adversarial, batches, strict=True)
+    with torch.no_grad(), full_precision(adversarial[0].device):
+        return sum(int((model(images).argmax(1) != y).sum()) for images, (_, y) in pairs)
+
+
+def foolbox_bim(model: nn.Module, device: torch.device) -> Attack:
     """Foolbox's BIM with the same settings."""
     try:
         with warnings.catch_warnings():

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from mspcaps.bench.infer import Forward, images
-from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
-from mspcaps.bench.timing import Effort, Timed, Timing, measure_peak, significant, time_interleaved
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.timing import Effort, TakeSteps, Timing, measure_peak, repeat, significant, time_interleaved
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError, first_line
@@ -41,8 +41,7 @@ def bench_families(
     """Measure all families, or only `models`; one that does not compile or fit into memory is reported as failed.
     Compiling them all takes minutes, so `save` receives the result after every family."""
     on_gpu = device.type == "cuda"
-    batch_size = batch_size if batch_size is not None else PAPER.batch_size if on_gpu else 16
-    check_batch(batch_size, training=True)
+    batch_size = choose_batch(batch_size, PAPER.batch_size if on_gpu else 16, training=True)
     for name in (reference, *models):
         check_name(name)
     if on_gpu:
@@ -97,9 +96,9 @@ class Pair:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         step, memory = measure_peak(partial(self.train, name), self.device)
-        precision, step_times = step.precision, self.compare(self.step, step)
+        precision, step_times = step.precision, self.compare(self.step.run, step.run)
         del step
-        forward_times = self.compare(self.forward, self.infer(name))
+        forward_times = self.compare(repeat(self.forward), repeat(self.infer(name)))
         train: dict[str, Any] = {"form": self.engine, "precision": precision, "ms_per_step": step_times[1].to_dict()}
         train |= rates(step_times, self.task.batch_size) | ({} if memory is None else {"peak_memory_bytes": memory})
         return {
@@ -107,7 +106,7 @@ class Pair:
             "train": train, "infer": {"form": self.form, **rates(forward_times, self.inference_batch)},
         }  # fmt: skip
 
-    def compare(self, reference: Timed, other: Timed) -> tuple[Timing, Timing]:
+    def compare(self, reference: TakeSteps, other: TakeSteps) -> tuple[Timing, Timing]:
         timings = time_interleaved({"reference": reference, "other": other}, self.device, self.effort)
         return timings["reference"], timings["other"]
 

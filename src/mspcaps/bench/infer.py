@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent, yardstick
-from mspcaps.bench.timing import Effort, TimedCall, quantile, significant, time_interleaved, timed
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent, yardstick
+from mspcaps.bench.timing import Effort, quantile, repeat, significant, time_interleaved, timed
 from mspcaps.bench.variants import CIFAR10, Task
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.graphs import to_onnx, trace
@@ -33,7 +33,7 @@ CONVENTIONS = {
 }
 
 
-class Forward(TimedCall):
+class Forward:
     """One model in one form: eval mode, inference mode, the precision that suits the device."""
 
     def __init__(self, model: nn.Module, form: str, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class Forward(TimedCall):
         return self.y
 
 
-class OnnxForward(TimedCall):
+class OnnxForward:
     """A file written by `mspcaps export`, or its content, in onnxruntime on the CPU."""
 
     def __init__(self, file: Path | bytes) -> None:
@@ -83,7 +83,8 @@ class OnnxForward(TimedCall):
     def prepare(self, x: Tensor) -> None:
         """Use this batch from now on."""
         self.batch = {INPUT: x.numpy()}
-        self.run(3)
+        for _ in range(3):
+            self()
 
     def __call__(self) -> Tensor:
         return torch.from_numpy(self.session.run(None, self.batch)[0])
@@ -97,8 +98,7 @@ def bench_infer(
     log: Log = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """`batch_size` is the largest batch that throughput is tried with."""
-    check_batch(batch_size)
-    largest = batch_size or (4096 if device.type == "cuda" else 128)
+    largest = choose_batch(batch_size, 4096 if device.type == "cuda" else 128)
     batches = [*[b for b in (8, 32, 128, 512, 1024, 2048) if b < largest][-1 if quick else -2 :], largest]
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -117,7 +117,8 @@ def bench_infer(
         log(f"throughput at batch {batch}")
         for forward in forwards.values():
             forward.prepare(images(batch))
-        for key, timing in time_interleaved(forwards, device, Effort.for_device(device, quick).shortened()).items():
+        variants = {key: repeat(forward) for key, forward in forwards.items()}
+        for key, timing in time_interleaved(variants, device, Effort.for_device(device, quick).shortened()).items():
             # the longest time is the lowest rate
             times = {"median": timing.median, "lowest": max(timing.samples), "highest": min(timing.samples)}
             rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
@@ -167,8 +168,8 @@ def latencies(forwards: Forwards, device: torch.device, calls: int) -> dict[tupl
     burst = 10
     for _ in range(-(-calls // burst)):
         for key, forward in forwards.items():
-            forward.run(1)  # refills the caches, which hold the weights of the previous variant
-            samples[key] += [1000 * timed(lambda: forward.run(1), device)[0] for _ in range(burst)]  # noqa: B023
+            forward()  # refills the caches, which hold the weights of the previous variant
+            samples[key] += [1000 * timed(forward, device)[0] for _ in range(burst)]
     shares = {"median": 0.5, "p95": 0.95}
     return {
         key: {name: significant(quantile(times, share)) for name, share in shares.items()} | {"calls": len(times)}

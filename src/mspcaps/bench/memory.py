@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
 from mspcaps.bench.timing import significant
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
@@ -39,10 +39,9 @@ def bench_memory(
     log: Log = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps at every size, and the refusals."""
-    batch = BATCH if batch_size is None else batch_size
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         raise MspcapsError("the memory benchmark needs Linux and a CPU: use --device cpu on a Linux machine")
-    check_batch(batch, training=True)
+    batch = choose_batch(batch_size, BATCH, training=True)
     result = new_result("memory", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[])
     for side in (32, 48) if quick else SIZES:
         check_memory(replace(PAPER, model=model, batch_size=batch), device, 10, 3, (side, side), 0)
@@ -51,8 +50,11 @@ def bench_memory(
             for kept in costs:
                 log(f"{side} pixels, {'kept' if kept else 'given back'}, turn {turn + 1}")
                 costs[kept].append(in_new_process(model, side, batch, 1 if quick else STEPS, kept))
-        row = {("kept" if kept else "given_back"): medians(measurements) for kept, measurements in costs.items()}
-        result["sizes"].append({"img_size": side, **row})
+        row: dict[str, Any] = {"img_size": side}
+        for kept, measured in costs.items():
+            medians = {key: significant(statistics.median(cost[key] for cost in measured)) for key in measured[0]}
+            row["kept" if kept else "given_back"] = medians
+        result["sizes"].append(row)
     training_need(PAPER, device, {"num_classes": 2, "in_chans": 3, "img_size": 32})  # loads more modules of PyTorch
     result["refused"] = [time_refusal(name, side, device) for name, side in TOO_LARGE]
     return result
@@ -95,10 +97,6 @@ def resident_bytes(name: str) -> int:
     """VmRSS: now; VmHWM: the peak. The peak that `resource` reports includes the parent process."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])
-
-
-def medians(costs: list[dict[str, float]]) -> dict[str, float]:
-    return {key: significant(statistics.median(cost[key] for cost in costs)) for key in costs[0]}
 
 
 def time_refusal(model: str, side: int, device: torch.device) -> dict[str, Any]:

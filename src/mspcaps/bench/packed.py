@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from mspcaps.bench.result import Log
-from mspcaps.bench.timing import Effort, Timed, significant, time_interleaved
+from mspcaps.bench.timing import Effort, TakeSteps, significant, time_interleaved
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
 from mspcaps.errors import MspcapsError
 from mspcaps.training.job import own_stream, share_of_device
@@ -25,25 +26,17 @@ EPOCHS = 25  # of each run of the sweep
 MAX_COMPILE_SECONDS = 600.0  # for all runs together
 
 
-class PackedRuns(Timed):
+def run_together(runs: list[EngineRun], pool: ThreadPoolExecutor, steps: int) -> int:
     """Concurrent runs as in a sweep, each with its own thread and stream. A step is one step of every run."""
 
-    def __init__(self, runs: list[EngineRun]) -> None:
-        self.runs, self.pool = runs, ThreadPoolExecutor(len(runs))
+    def run_on_stream(run: EngineRun) -> int:
+        with own_stream(run.device):
+            taken = run.run(steps)
+            if run.device.type == "cuda":
+                torch.cuda.current_stream(run.device).synchronize()
+        return taken
 
-    def run(self, steps: int) -> int:
-        return max(self.pool.map(run_on_stream, self.runs, [steps] * len(self.runs)))
-
-    def close(self) -> None:
-        self.pool.shutdown()
-
-
-def run_on_stream(run: EngineRun, steps: int) -> int:
-    with own_stream(run.device):
-        taken = run.run(steps)
-        if run.device.type == "cuda":
-            torch.cuda.current_stream(run.device).synchronize()
-    return taken
+    return max(pool.map(run_on_stream, runs))
 
 
 def pack(
@@ -53,9 +46,9 @@ def pack(
     log(f"timing {count} concurrent runs")
     data = task.data().to(device)
     runs = [EngineRun(task.model(model, seed), data, task, seed=seed) for seed in range(count)]
-    together = PackedRuns(runs)
-    times = time_interleaved({"alone": runs[0], "together": together}, device, effort)
-    together.close()
+    with ThreadPoolExecutor(count) as pool:
+        variants: dict[str, TakeSteps] = {"alone": runs[0].run, "together": partial(run_together, runs, pool)}
+        times = time_interleaved(variants, device, effort)
     result = {
         "runs": count,
         "ms_per_step_alone": times["alone"].to_dict(),
@@ -101,9 +94,14 @@ def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path)
     outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=lambda line: None, listener=note)
     if failed := [outcome for outcome in outcomes if outcome.state != "done"]:
         raise MspcapsError(f"a timed run did not finish: {failed[0].detail}")
-    begin, end = max(times[0] for times in ends.values()), min(times[-1] for times in ends.values())
-    rate = 0.0
-    for times in ends.values():
-        shared = [moment for moment in times if begin <= moment <= end]
-        rate += (len(shared) - 1) / (shared[-1] - shared[0])
-    return rate
+    return rate_while_all_train(list(ends.values()))
+
+
+def rate_while_all_train(ends: list[list[float]]) -> float:
+    """Epochs per second of all runs, from the moments at which their epochs ended, until the first of them is done."""
+    begin, end = min(moments[0] for moments in ends), min(moments[-1] for moments in ends)
+
+    def epochs_by(moment: float) -> float:  # parts of epochs included: a slow run may not have ended one
+        return sum(float(np.interp(moment, moments, range(len(moments)))) for moments in ends)
+
+    return (epochs_by(end) - epochs_by(begin)) / (end - begin)

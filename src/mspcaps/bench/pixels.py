@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
 from mspcaps.bench.timing import Effort, measure_peak, significant, time_interleaved
 from mspcaps.bench.variants import PAPER, EngineRun, Task
 from mspcaps.bench.votes import META, peak_bytes
@@ -31,8 +31,7 @@ def bench_pixels(
     log: Log = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """`batch_size` is that of the largest images; steps of smaller images have as many pixels."""
-    batch = BATCH if batch_size is None else batch_size
-    check_batch(batch, training=True)
+    batch = choose_batch(batch_size, BATCH, training=True)
     sizes = (32, 48) if quick else SIZES
     result = new_result("pixels", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[], refused={})
     tasks = {side: Task(round(batch * (sizes[-1] / side) ** 2), side) for side in sizes}
@@ -49,7 +48,8 @@ def bench_pixels(
         runs[side], peak = measure_peak(start, device)
         memory[side] = count_bytes(model, task) if peak is None else peak
     log("timing them alternately")
-    timings = time_interleaved(runs, device, Effort.for_device(device, quick).shortened()) if runs else {}
+    steps = {side: run.run for side, run in runs.items()}
+    timings = time_interleaved(steps, device, Effort.for_device(device, quick).shortened())
     costs = [
         (side, 1e6 * timing.median / pixels(tasks[side]), memory[side] / pixels(tasks[side]))
         for side, timing in timings.items()

@@ -45,11 +45,12 @@ def new_result(
     return {"what": what, "model": model, "quick": quick, **facts, **more}
 
 
-def check_batch(size: int | None, training: bool = False) -> None:
-    """None stands for the default of a benchmark."""
+def choose_batch(size: int | None, default: int, training: bool = False) -> int:
+    """The size that the user asks for, checked, or else the default."""
     if size is not None and size < 1 + training:
         why = "BatchNorm needs at least 2 images in a batch" if training else "must be at least 1"
         raise MspcapsError(f"batch_size is {size}, but {why}")
+    return default if size is None else size
 
 
 def write_result(results: Path, result: dict[str, Any]) -> Path:

@@ -9,40 +9,28 @@ import math
 import os
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.autograd import DeviceType
 
-
-class Timed(ABC):
-    """Something that takes steps."""
-
-    def settle(self) -> None:  # noqa: B027 - most have nothing to settle
-        """Called untimed before every block: use up anything prefetched while other variants ran."""
-
-    @abstractmethod
-    def run(self, steps: int) -> int:
-        """Take at least this many steps -> how many it took"""
-
-
-class TimedCall(Timed):
-    """Each call is a step."""
-
-    @abstractmethod
-    def __call__(self) -> object: ...
-
-    def run(self, steps: int) -> int:
-        for _ in range(steps):
-            self()
-        return steps
-
-
 T = TypeVar("T")
 K = TypeVar("K")  # key of a variant
+TakeSteps = Callable[[int], int]  # takes at least this many steps -> how many it took
+
+
+def repeat(step: Callable[[], object]) -> TakeSteps:
+    """Each call is a step."""
+
+    def take(steps: int) -> int:
+        for _ in range(steps):
+            step()
+        return steps
+
+    return take
 
 
 @dataclass(frozen=True)
@@ -90,51 +78,35 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def timed(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
-    """-> seconds, and the number of steps that the work returned."""
+def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
+    """-> seconds, and what the work returned."""
     wait_for(device)
     began = time.perf_counter()
-    steps = work()
+    result = work()
     wait_for(device)
-    return time.perf_counter() - began, steps
+    return time.perf_counter() - began, result
 
 
-def time_interleaved(variants: Mapping[K, Timed], device: torch.device, effort: Effort) -> dict[K, Timing]:
-    """Warm up every variant, then time a block of each in turn, `effort.repeats` times."""
+def time_interleaved(
+    variants: Mapping[K, TakeSteps],
+    device: torch.device,
+    effort: Effort,
+    settle: Callable[[K], object] = lambda name: None,
+) -> dict[K, Timing]:
+    """Warm up every variant, then time a block of each in turn, `effort.repeats` times. `settle` is called untimed
+    before every block, to use up anything prefetched while other variants ran."""
     blocks: dict[K, int] = {}
     samples: dict[K, list[float]] = {name: [] for name in variants}
     for name, variant in variants.items():
-        variant.run(effort.warmup)
-        seconds, steps = timed(lambda: variant.run(1), device)  # noqa: B023 - called at once
+        variant(effort.warmup)
+        seconds, steps = timed(partial(variant, 1), device)
         blocks[name] = max(1, math.ceil(effort.seconds * steps / seconds))
     for _ in range(effort.repeats):
         for name, variant in variants.items():
-            variant.settle()
-            seconds, steps = timed(lambda: variant.run(blocks[name]), device)  # noqa: B023 - called at once
+            settle(name)
+            seconds, steps = timed(partial(variant, blocks[name]), device)
             samples[name].append(1000 * seconds / steps)
     return {name: Timing(tuple(times)) for name, times in samples.items()}
-
-
-class MatrixProduct(TimedCall):
-    """The yardstick for arithmetic: n x n times n x n, in the precision of training."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, quick: bool) -> None:
-        self.n = 256 if quick else 8192 if device.type == "cuda" else 2048
-        generator = torch.Generator().manual_seed(0)
-        # Random, not zeros: on zeros a GPU draws less power and runs faster than on real data.
-        a, b = (torch.randn(self.n, self.n, generator=generator).to(device, dtype) for _ in range(2))
-        self.a, self.b, self.out = a, b, torch.empty_like(a)
-
-    def __call__(self) -> None:
-        torch.mm(self.a, self.b, out=self.out)
-
-    def to_dict(self, timing: Timing) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "precision": str(self.a.dtype).removeprefix("torch."),
-            "ms": timing.to_dict(),
-            "tflops": significant(2 * self.n**3 / timing.median / 1e9),
-        }
 
 
 def significant(value: float) -> float:
@@ -147,14 +119,14 @@ def quantile(samples: list[float], share: float) -> float:
     return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
 
 
-def kernels_per_step(variant: Timed, device: torch.device) -> float | None:
+def kernels_per_step(variant: TakeSteps, device: torch.device) -> float | None:
     """Kernels per step, without copies and fills; None where there are none to count."""
     if device.type != "cuda":
         return None
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps its start and stop messages off stderr
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
-        steps = variant.run(1)
+        steps = variant(1)
         wait_for(device)
     events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
     names = [event.name for event in events if not event.is_user_annotation]

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from mspcaps.bench.packed import pack
-from mspcaps.bench.result import CPU, Log, check_batch, new_result, silent, yardstick
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent, yardstick
 from mspcaps.bench.timing import (
     Effort,
-    MatrixProduct,
+    TakeSteps,
     Timing,
     kernels_per_step,
     measure_peak,
+    repeat,
     significant,
     time_interleaved,
 )
@@ -48,14 +49,14 @@ def bench_train(
 ) -> dict[str, Any]:  # fmt: skip
     """`scaling` adds other image sizes, batch sizes and numbers of classes, `packed` this many concurrent runs, `group`
     the communication between processes, in a single process."""
-    check_batch(batch_size, training=True)
+    size = choose_batch(batch_size, PAPER.batch_size, training=True)
     if packed is not None and packed < 2:
         raise MspcapsError(f"packed is {packed}, but it takes at least 2 concurrent runs")
     if packed and device.type != "cuda":
         raise MspcapsError("packed works on a GPU only: on a CPU a single run uses all the cores")
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # as the trainer does
-    effort, size = Effort.for_device(device, quick), PAPER.batch_size if batch_size is None else batch_size
+    effort = Effort.for_device(device, quick)
     result = new_result("train", model, device, quick, CONVENTIONS, batch_size=size)
     task = Task(size, images=2 * size if quick else max(CIFAR10.train, size))
     result |= compare(model, yardstick(model), task, device, effort, quick, log)
@@ -75,7 +76,8 @@ def compare(
     data = task.data()
     on_device = data.to(device)
     runs: dict[str, EngineRun | EagerReference] = {}
-    engine = choose_engine(None, device, images=0 if quick else EPOCHS * CIFAR10.train)  # as for the paper's recipe
+    images = 0 if quick else EPOCHS * CIFAR10.train  # as for the paper's recipe
+    engine = choose_engine(None, device, images=images, model=task.model(model))
     memory: dict[str, int | None] = {}
     makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
         "ours": lambda: EngineRun(task.model(model), on_device, task, engine),
@@ -86,6 +88,9 @@ def compare(
     makers |= {f"ours_{name}": partial(EngineRun, task.model(model), on_device, task, name) for name in engines}
     if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
         makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
+
+    if device.type == "cpu":  # where bf16 has to be asked for
+        makers["ours_bf16"] = lambda: EngineRun(task.model(model), on_device, task, engine, precision="bf16")
 
     def start(make: Callable[[], EngineRun | EagerReference]) -> EngineRun | EagerReference:
         variant = make()
@@ -98,14 +103,23 @@ def compare(
             runs[name], memory[name] = measure_peak(partial(start, make), device)
         except torch._dynamo.exc.BackendCompilerFailed as error:  # without a C++ compiler, for example
             log(f"left out: {first_line(error.inner_exception)}")
-    product = MatrixProduct(device, working_precision(device) or torch.float32, quick)
+    n, dtype = 256 if quick else 8192 if device.type == "cuda" else 2048, working_precision(device) or torch.float32
+    steps = {name: run.run for name, run in runs.items()} | {"matmul": matrix_product(n, dtype, device)}
+
+    def settle(name: str) -> None:
+        if isinstance(variant := runs.get(name), EagerReference):
+            variant.settle()
+
     log("timing them alternately")
-    timings = time_interleaved({**runs, "matmul": product}, device, effort)
-    matmul = product.to_dict(timings.pop("matmul"))
+    timings = time_interleaved(steps, device, effort, settle)
+    matmul: dict[str, Any] = {
+        "n": n, "precision": str(dtype).removeprefix("torch."), "ms": timings["matmul"].to_dict(),
+        "tflops": significant(2 * n**3 / timings["matmul"].median / 1e9),
+    }  # fmt: skip
     variants = {}
     for name, variant in runs.items():
         cost = describe(other if name == "resnet" else model, variant, task, timings[name], matmul["tflops"])
-        device_facts = {"peak_memory_bytes": memory[name], "kernels_per_step": kernels_per_step(variant, device)}
+        device_facts = {"peak_memory_bytes": memory[name], "kernels_per_step": kernels_per_step(variant.run, device)}
         variants[name] = cost | {key: value for key, value in device_facts.items() if value is not None}
         if isinstance(variant, EagerReference):
             variant.close()
@@ -113,6 +127,14 @@ def compare(
     compared = [name for name in ("reference", "resnet", "ours_kernels_off") if name in rate]
     ratios = {f"ours_vs_{name.removeprefix('ours_')}": round(rate["ours"] / rate[name], 3) for name in compared}
     return {"matmul": matmul, "variants": variants, "ratios": ratios}
+
+
+def matrix_product(n: int, dtype: torch.dtype, device: torch.device) -> TakeSteps:
+    """The yardstick for arithmetic: n x n times n x n, in the precision of training."""
+    generator = torch.Generator().manual_seed(0)
+    # Random, not zeros: on zeros a GPU draws less power and runs faster than on real data.
+    a, b = (torch.randn(n, n, generator=generator).to(device, dtype) for _ in range(2))
+    return repeat(partial(torch.mm, a, b, out=torch.empty_like(a)))
 
 
 def compare_group(model: str, task: Task, device: torch.device, effort: Effort, log: Log) -> dict[str, Any]:
@@ -127,7 +149,7 @@ def compare_group(model: str, task: Task, device: torch.device, effort: Effort, 
             "grouped": EngineRun(task.model(model), data, task, world=world),
             "synchronised": EngineRun(synchronised, data, task, world=world),
         }
-        times = time_interleaved(runs, device, effort)
+        times = time_interleaved({name: run.run for name, run in runs.items()}, device, effort)
         for run in runs.values():
             run.step.release()
     return {
@@ -183,7 +205,7 @@ def grow(
             log(f"preparing {task.img_size} pixels, batch {task.batch_size}, {task.num_classes} classes")
             runs[task] = EngineRun(task.model(model), task.data().to(device), task)
     log("timing them alternately")
-    timings = time_interleaved(runs, device, effort.shortened())
+    timings = time_interleaved({task: run.run for task, run in runs.items()}, device, effort.shortened())
 
     def row(task: Task) -> dict[str, Any]:
         return {

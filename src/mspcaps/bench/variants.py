@@ -16,15 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from mspcaps.bench.timing import Timed, TimedCall
 from mspcaps.data import Augmentation, ImageSet, facts
-from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, create_model
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.distributed import World
 from mspcaps.training.loader import Loader
 from mspcaps.training.recipe import Recipe
-from mspcaps.training.step import make_step
+from mspcaps.training.step import Step
 from mspcaps.training.trainer import preparation_lock
 
 CIFAR10 = facts("cifar10")
@@ -59,17 +57,18 @@ class Task:
             )  # fmt: skip
 
 
-class EngineRun(Timed):
+class EngineRun:
     """The trainer's steps, epoch after epoch."""
 
     def __init__(
         self, model: Model, data: ImageSet, task: Task, engine: Engine | None = None, seed: int = 0, fused: bool = True,
-        world: World | None = None,
+        world: World | None = None, precision: str | None = None,
     ) -> None:  # fmt: skip
         self.device = data.images.device
         self.engine = choose_engine(engine, self.device)
         self.loader = Loader(data, task.batch_size, AUGMENT, seed)
-        self.step = make_step(model.to(self.device).train(), self.loader, PAPER, self.engine, world, fused)
+        recipe = PAPER.replace(precision=precision)
+        self.step = Step(model.to(self.device).train(), self.loader, recipe, self.engine, world, fused)
         self.step.optimizer.lr.fill_(PAPER.lr)
         self.precision = "fp32" if self.step.autocast is None else "bf16"
         self.epoch = self.done = 0
@@ -79,6 +78,7 @@ class EngineRun(Timed):
                 self.step.capture()
 
     def run(self, steps: int) -> int:
+        """Take at least this many steps -> how many it took"""
         taken = 0
         while taken < steps:
             if self.done >= self.loader.steps:
@@ -93,8 +93,6 @@ class AugmentedPictures(Dataset[tuple[Tensor, Tensor]]):
     """One image and its label at a time, randomly cropped and flipped, as with torchvision's transforms."""
 
     def __init__(self, data: ImageSet, augment: Augmentation) -> None:
-        if augment.rotate:
-            raise MspcapsError("the eager reference crops and flips, but does not rotate")
         self.images, self.labels, self.augment = data.images.cpu(), data.labels.cpu(), augment
 
     def __len__(self) -> int:
@@ -116,7 +114,7 @@ def random_crop(image: Tensor, padding: int) -> Tensor:
     return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
 
 
-class EagerReference(TimedCall):
+class EagerReference:
     """Steps of ordinary eager training, epoch after epoch."""
 
     engine, precision = "eager", "fp32"
@@ -142,13 +140,15 @@ class EagerReference(TimedCall):
             batch = next(self.batches)
         return batch
 
-    def __call__(self) -> None:
-        images, labels = (tensor.to(self.device, non_blocking=True) for tensor in self.next_batch())
-        loss = self.criterion(self.model(images), labels)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.loss_sum += loss.detach()
+    def run(self, steps: int) -> int:
+        for _ in range(steps):
+            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in self.next_batch())
+            loss = self.criterion(self.model(images), labels)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.loss_sum += loss.detach()
+        return steps
 
     def settle(self) -> None:
         """Batches prefetched while other variants ran would not be timed. On a CPU steps are so long that this does not

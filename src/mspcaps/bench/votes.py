@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mspcaps.bench.result import check_batch
+from mspcaps.bench.result import choose_batch
 from mspcaps.capsules import DynamicRouting, InvertedAttentionRouting
 from mspcaps.capsules.routing.dynamic import route_votes
 from mspcaps.capsules.routing.inverted_attention import SIDE
 from mspcaps.models import create_model
 
 FAMILIES = ("capsnet", "deepcaps", "idp_capsnet")
+BATCH = 128
 META = torch.device("meta")
 
 
@@ -105,9 +106,9 @@ def measure_inverted(
     return VoteMemory(model, path, 4 * batch_size * h * w * len(routing.w) * routing.n_out * SIDE**2, ours, plain)
 
 
-def bench_votes(batch_size: int = 128, img_size: int = 32) -> list[VoteMemory]:
+def bench_votes(batch_size: int | None = None, img_size: int = 32) -> list[VoteMemory]:
     """Every routing with a matrix per pair of capsules, for images of 3 channels and 10 classes."""
-    check_batch(batch_size)
+    batch_size = choose_batch(batch_size, BATCH)
     costs = []
     for name in FAMILIES:
         with META:

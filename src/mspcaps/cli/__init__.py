@@ -74,7 +74,8 @@ def main(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return refuse(sentence(error))
+        why = "the disk is full" if error.errno == errno.ENOSPC else reason(error)
+        return refuse(f"{error.filename}: {why}" if error.filename else why)
     except (MemoryError, RuntimeError) as error:
         out_of_memory = type(error).__name__ == "OutOfMemoryError" or re.search(  # GPU, CPU, or a size that overflows
             "can't allocate memory|calculation overflowed|multiplication overflow", str(error)
@@ -168,9 +169,3 @@ def parse(program: str, parser: Callable[..., Command]) -> Command:
 def refuse(why: str) -> int:
     say(f"error: {' '.join(why.split())}", sys.stderr)  # messages of libraries may span several lines
     return 2
-
-
-def sentence(error: OSError) -> str:
-    """The system's reason, with the file it concerns."""
-    why = "the disk is full" if error.errno == errno.ENOSPC else reason(error)
-    return f"{error.filename}: {why}" if error.filename else why

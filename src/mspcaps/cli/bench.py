@@ -54,7 +54,7 @@ def bench(
     if what == "votes":
         if quick or device or model != "mspcaps_t":
             raise MspcapsError("`mspcaps bench votes` counts bytes from shapes alone: its only option is --batch-size")
-        show_votes(128 if batch_size is None else batch_size)
+        show_votes(batch_size)
         return
     chosen = choose_device(device)
     check_writable(results / "bench")  # before minutes of measuring
@@ -72,8 +72,8 @@ def bench(
     say(f"Figures: {write_result(results, result)}")
 
 
-def show_votes(batch_size: int) -> None:
-    from mspcaps.bench.votes import bench_votes
+def show_votes(batch_size: int | None) -> None:
+    from mspcaps.bench.votes import BATCH, bench_votes
 
     rows = [
         (
@@ -83,7 +83,7 @@ def show_votes(batch_size: int) -> None:
         for cost in bench_votes(batch_size)
     ]  # fmt: skip
     table(("routing", "its votes alone", "ours", "plain form", "plain / ours"), rows, right=(1, 2, 3, 4))
-    print(f"peak memory of forward and backward, eager, fp32, {batch_size} images of 3 x 32 x 32, 10 classes")
+    print(f"peak memory of forward and backward, eager, fp32, {batch_size or BATCH} images of 3 x 32 x 32, 10 classes")
 
 
 def log(line: str) -> None:

@@ -166,7 +166,18 @@ def predict(
     """
     form = choose_format(json, csv)
     check_paths(paths)
-    predictions = predict_pictures(weights, paths, top, device, skip_broken)
+    if is_onnx(weights, device):  # runs without even importing torch
+        from mspcaps.export.runner import OnnxModel
+
+        predictions = OnnxModel(weights).stream_predictions(paths, top)
+    else:
+        from mspcaps.evaluation import stream_predictions
+        from mspcaps.models import load_model
+        from mspcaps.training import choose_device
+
+        predictions = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
+    if skip_broken:
+        predictions = leave_out_broken(predictions, note)
     if form != "text":
         return print_predictions(form, weights, list(predictions))
     return print_results(
@@ -197,23 +208,6 @@ def check_paths(paths: list[Path]) -> None:
     if not paths:
         raise MspcapsError("name at least one picture or folder")
     note_skipped(paths)
-
-
-def predict_pictures(
-    weights: str, paths: list[Path], top: int, device: str | None, skip_broken: bool
-) -> "Iterator[Prediction]":
-    """Weights run in PyTorch, an exported file in onnxruntime, without even importing torch."""
-    if is_onnx(weights, device):
-        from mspcaps.export.runner import OnnxModel
-
-        predictions = OnnxModel(weights).stream_predictions(paths, top)
-    else:
-        from mspcaps.evaluation import stream_predictions
-        from mspcaps.models import load_model
-        from mspcaps.training import choose_device
-
-        predictions = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
-    return leave_out_broken(predictions, note) if skip_broken else predictions
 
 
 def explain(

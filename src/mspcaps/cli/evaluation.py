@@ -157,12 +157,20 @@ def show_result(
 def show_figures(
     weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation", source: str, split: str
 ) -> None:
-    """Print tables and sentences."""
+    """Print tables and sentences; of an ensemble a row for every member, and the ensemble last."""
     from mspcaps.evaluation.accuracy import MIRRORED
     from mspcaps.report.evaluation import class_rows, mean_row
 
     if members:
-        show_members(weights, members, result)
+        rows = [
+            (
+                name, f"{own.accuracy:.2f} %", f"{own.mean_per_class:.2f} %", f"{own.loss:.4f}", f"{own.ece:.2f} %",
+                f"{own.confidence:.2f} %",
+            )
+            for name, own in zip([*weights, f"ensemble of {len(members)}"], [*members, result], strict=True)
+        ]  # fmt: skip
+        heads = ("weights", "accuracy", "mean over classes", "loss", "calibration error", "mean confidence")
+        table(heads, rows, right=range(1, 6))
     else:
         heads = ("class", "images", "precision", "recall", "F1", "AUC")
         table(heads, [*class_rows(result), mean_row(result)], right=range(1, 6))
@@ -177,19 +185,6 @@ def show_figures(
         print(MIRRORED)
     if result.health:
         show_health(result.health)
-
-
-def show_members(weights: "Sequence[str]", members: "Sequence[Evaluation]", result: "Evaluation") -> None:
-    """Print a row for every member of an ensemble, and the ensemble last."""
-    rows = [
-        (
-            name, f"{own.accuracy:.2f} %", f"{own.mean_per_class:.2f} %", f"{own.loss:.4f}", f"{own.ece:.2f} %",
-            f"{own.confidence:.2f} %",
-        )
-        for name, own in zip([*weights, f"ensemble of {len(members)}"], [*members, result], strict=True)
-    ]  # fmt: skip
-    heads = ("weights", "accuracy", "mean over classes", "loss", "calibration error", "mean confidence")
-    table(heads, rows, right=(1, 2, 3, 4, 5))
 
 
 def show_source(data: str, split: str, n: int) -> None:

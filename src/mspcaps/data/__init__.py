@@ -12,10 +12,9 @@ from mspcaps.data.sources import get, import_files
 from mspcaps.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from mspcaps.data.fingerprints import fingerprint
     from mspcaps.data.folder import FolderImages, open_folder
     from mspcaps.data.imageset import ImageSet
-    from mspcaps.data.load import load_dataset
+    from mspcaps.data.load import fingerprint, load_dataset
 
 __all__ = [
     "CATALOG", "Augmentation", "Facts", "FolderImages", "ImageSet", "Status", "cache_path", "cache_root", "facts",
@@ -27,7 +26,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "FolderImages": "folder", "ImageSet": "imageset", "fingerprint": "fingerprints", "load_dataset": "load",
+        "FolderImages": "folder", "ImageSet": "imageset", "fingerprint": "load", "load_dataset": "load",
         "open_folder": "folder",
     },
 )  # fmt: skip

@@ -19,40 +19,40 @@ _BROKEN = (
 )  # fmt: skip
 
 
-def read_gzip(path: Path, limit: int = MAX_BYTES) -> bytes:
+def read_gzip(path: Path) -> bytes:
     """The content of a .gz file, or of a plain file as it is."""
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if compressed else path.open("rb") as file:
-            content = file.read(limit + 1)
+            content = file.read(MAX_BYTES + 1)
     except _BROKEN as error:
         raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
-    if len(content) > limit:
-        raise MspcapsError(f"{path} unpacks to more than {limit} bytes, more than any known data set")
+    if len(content) > MAX_BYTES:
+        raise MspcapsError(f"{path} unpacks to more than {MAX_BYTES} bytes, more than any known data set")
     return content
 
 
-def unpack_tar(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
+def unpack_tar(path: Path, folder: Path) -> None:
     """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything unsafe is refused."""
     try:
         with tarfile.open(path) as archive:
-            _unpack(_tar_files(archive, path), path, folder, limit)
+            _unpack(_tar_files(archive, path), path, folder)
     except _BROKEN as error:
         raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
-def unpack_zip(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
+def unpack_zip(path: Path, folder: Path) -> None:
     """Unpack the plain files of a zip archive, such as a wheel, by the same rules."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
-            _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder, limit)
+            _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder)
     except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it needs a password
         raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
 
 
-def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
+def unpack_deb(path: Path, folder: Path) -> None:
     """Unpack the plain files of a Debian package, with dpkg-deb, which comes with apt-get."""
     tool = shutil.which("dpkg-deb")
     if tool is None:
@@ -61,7 +61,7 @@ def unpack_deb(path: Path, folder: Path, limit: int = MAX_BYTES) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
-                _unpack(_tar_files(archive, path), path, folder, limit)
+                _unpack(_tar_files(archive, path), path, folder)
         except _BROKEN as error:
             raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
         finally:
@@ -78,15 +78,15 @@ def _tar_files(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, int,
         yield member.name, member.size, source
 
 
-def _unpack(files: Iterable[tuple[str, int, IO[bytes]]], path: Path, folder: Path, limit: int) -> None:
+def _unpack(files: Iterable[tuple[str, int, IO[bytes]]], path: Path, folder: Path) -> None:
     """Write files, given as (name, size, content), below the folder, or refuse them."""
     total = 0
     for name, size, source in files:
         parts, total = PurePosixPath(name), total + size
         if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
             raise MspcapsError(f"cannot unpack {path}: it holds the unsafe path {name!r}")
-        if total > limit:
-            raise MspcapsError(f"cannot unpack {path}: it holds more than {limit} bytes")
+        if total > MAX_BYTES:
+            raise MspcapsError(f"cannot unpack {path}: it holds more than {MAX_BYTES} bytes")
         target = folder.joinpath(*parts.parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         with source, target.open("wb") as file:

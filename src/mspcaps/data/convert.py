@@ -16,12 +16,12 @@ from mspcaps.data.formats import (
     has_manifest,
     parse_cifar_batch,
     parse_idx,
+    parse_svhn,
     read_json,
     read_npz,
     read_packed,
     to_nchw,
 )
-from mspcaps.data.matfile import parse_svhn
 from mspcaps.data.pose import DSPRITES, make_dsprites_pose, make_mnist40
 from mspcaps.errors import MspcapsError
 
@@ -51,7 +51,7 @@ def convert(entry: Facts, path: Path) -> tuple[Arrays, Variant]:
 
 def derive(entry: Facts) -> tuple[Arrays, Variant]:
     """Make a derived set from the cached set that it is derived from."""
-    arrays = _DERIVATIONS[entry.name](read_cached(entry.derived_from, "all"))
+    arrays = make_mnist40(read_cached(entry.derived_from, "all"))  # the only one so far
     return arrays, match_variant(entry, arrays, False, f"the set made from {facts(entry.derived_from).title}")
 
 
@@ -76,7 +76,7 @@ def _idx(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
             raise MspcapsError(f"{path} holds no {name} (or {name}.gz)")
         content = read_gzip(file)
         check_digest(content, entry.raw[name], str(file))
-        arrays.append(parse_idx(content, str(file)))
+        arrays.append(parse_idx(content))
     return dict(zip(ARRAYS, arrays, strict=True))
 
 
@@ -114,7 +114,7 @@ def _cifar_arrays(entry: Facts, read: Callable[[str], bytes]) -> Arrays:
     for batch in _BATCHES:
         content = read(batch)
         check_digest(content, entry.raw[f"{batch}.bin"], f"{batch}.bin")
-        x, y = parse_cifar_batch(content, f"{batch}.bin")
+        x, y = parse_cifar_batch(content)
         images.append(x)
         labels.append(y)
     train, test = np.concatenate(images[:-1]), np.ascontiguousarray(images[-1])
@@ -129,7 +129,7 @@ def _svhn(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
             raise MspcapsError(f"{path} holds neither packed parts (manifest.json) nor {name}")
         content = read_gzip(files[name])
         check_digest(content, entry.raw[name], str(files[name]))
-        arrays[f"x_{split}"], arrays[f"y_{split}"] = parse_svhn(content, str(files[name]))
+        arrays[f"x_{split}"], arrays[f"y_{split}"] = parse_svhn(content)
     return arrays
 
 
@@ -143,7 +143,6 @@ def _dsprites(entry: Facts, files: Mapping[str, Path], path: Path) -> Arrays:
     return make_dsprites_pose(files[DSPRITES])
 
 
-_DERIVATIONS: Mapping[str, Callable[[Mapping[str, np.ndarray]], Arrays]] = {"mnist40": make_mnist40}
 _READERS: Mapping[str, Callable[[Facts, Mapping[str, Path], Path], Arrays]] = {
     "mnist": _idx,
     "fashionmnist": _idx,

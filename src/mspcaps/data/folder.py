@@ -153,13 +153,13 @@ def is_picture_folder(name_or_path: str | Path) -> bool:
     return str(name_or_path) not in CATALOG and path.is_dir() and not has_manifest(path)
 
 
-def throttled(log: Callable[[str], None], seconds: float = 5.0) -> ProgressFn:
-    """A progress function that logs at most one line per interval."""
+def throttled(log: Callable[[str], None]) -> ProgressFn:
+    """A progress function that logs at most one line every five seconds."""
     last = time.monotonic()
 
     def progress(what: str, done: int, total: int | None) -> None:
         nonlocal last
-        if time.monotonic() - last >= seconds:
+        if time.monotonic() - last >= 5:
             last = time.monotonic()
             log(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 

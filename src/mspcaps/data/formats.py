@@ -1,16 +1,16 @@
-"""Readers of the formats that image sets come in: IDX, CIFAR-10 batches and mosaics, .npz and packed parts.
+"""Readers of the formats that image sets come in: IDX, CIFAR-10 batches and mosaics, SVHN's .mat, .npz, packed parts.
 
-Every reader returns numpy arrays, images as uint8 [N, C, H, W] and labels as integers [N], and refuses a damaged file
-with an MspcapsError. Nothing here ever unpickles.
+Every reader returns numpy arrays, images as uint8 [N, C, H, W] and labels as integers [N]. The `parse_` functions take
+bytes whose published checksum was verified; all others refuse a damaged file with an MspcapsError. Nothing here ever
+unpickles.
 """
 
 import hashlib
 import json
-import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from mspcaps.errors import MspcapsError, reason
 from mspcaps.files import check_readable
 
 COLUMNS = 100  # images per row of a packed mosaic
-CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes: label, then the red, green and blue plane
 MAX_CLASSES = 100_000
-_BROKEN = (
+_MAT_COMPRESSED = 15  # type of a MATLAB element
+_MAT_TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
+BROKEN = (  # what reading a damaged file of arrays raises
     OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error, MemoryError,
 )  # fmt: skip
 
@@ -42,32 +43,45 @@ def check_digest(content: bytes, expected: str, name: str) -> None:
         raise MspcapsError(f"{name} has {kind} {actual} instead of {digest}: it is damaged or not the published file")
 
 
-def parse_idx(content: bytes, name: str) -> np.ndarray:
+def parse_idx(content: bytes) -> np.ndarray:
     """IDX: two zero bytes, type 8 (uint8), number of axes, their lengths as big-endian uint32, then the values."""
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or not 1 <= content[3] <= 4:
-        raise MspcapsError(f"{name} is not an IDX file of bytes: it begins with {content[:4].hex() or 'nothing'}")
-    start = 4 + 4 * content[3]
-    if len(content) < start:
-        raise MspcapsError(f"{name} is cut off in its header")
-    shape = struct.unpack(f">{content[3]}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise MspcapsError(
-            f"{name} declares {math.prod(shape)} values of shape {shape} but holds {len(content) - start}"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    axes = content[3]
+    shape = struct.unpack_from(f">{axes}I", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
-def parse_cifar_batch(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A CIFAR-10 binary batch -> images [N, 3, 32, 32], labels uint8 [N]."""
-    if not content or len(content) % CIFAR_RECORD:
-        raise MspcapsError(
-            f"{name} has {len(content)} bytes, which is not a whole number of {CIFAR_RECORD}-byte records"
-        )
-    records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
-    labels = records[:, 0]
-    if labels.max() > 9:
-        raise MspcapsError(f"{name} holds the label {labels.max()}, but CIFAR-10 has labels 0 to 9")
-    return records[:, 1:].reshape(-1, 3, 32, 32), labels
+def parse_cifar_batch(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """A CIFAR-10 binary batch, with a label before each image -> images [N, 3, 32, 32], labels uint8 [N]."""
+    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+def parse_svhn(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """A MATLAB 5 file with X [32, 32, 3, N] and y [N, 1], 10 for the digit 0 -> images [N, 3, 32, 32], labels [N].
+
+    After a header of 128 bytes, each array is a zlib stream around one element.
+    """
+    arrays = {}
+    for _, compressed in _mat_elements(memoryview(content)[128:]):
+        ((_, array),) = _mat_elements(memoryview(zlib.decompress(compressed)))
+        _flags, (_, shape), (_, name), (kind, values) = _mat_elements(array)
+        flat = np.frombuffer(values, _MAT_TYPES[kind])
+        arrays[bytes(name)] = flat.reshape(np.frombuffer(shape, "<i4"), order="F")
+    return np.ascontiguousarray(arrays[b"X"].transpose(3, 2, 0, 1)), (arrays[b"y"][:, 0] % 10).astype(np.uint8)
+
+
+def _mat_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(type, data) of each element. Up to 4 bytes are stored in the tag itself, with their size in its upper half."""
+    place = 0
+    while place < len(data):
+        kind, size = struct.unpack_from("<II", data, place)
+        start = place + 8
+        if kind >> 16:
+            kind, size, start = kind & 0xFFFF, kind >> 16, place + 4
+        yield kind, data[start : start + size]
+        place = start + size
+        if kind != _MAT_COMPRESSED:  # all others are padded
+            place += -place % 8
 
 
 def cifar_batch_from_mosaic(path: Path, labels: np.ndarray) -> bytes:
@@ -150,7 +164,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.nda
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in (archive.files if names is None else names)}
-    except _BROKEN as error:
+    except BROKEN as error:
         raise MspcapsError(f"cannot read {path} as .npz: {reason(error)}") from error
     if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
         raise MspcapsError(f"cannot read {path} as .npz: {odd[0]} is not an array")
@@ -162,7 +176,7 @@ def npz_names(path: Path) -> set[str]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {*archive.files}
-    except (*_BROKEN, AttributeError, TypeError):
+    except (*BROKEN, AttributeError, TypeError):
         return set()
 
 
@@ -221,7 +235,7 @@ def _inside(folder: Path, name: str) -> Path:
 def _read_npy(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
-    except _BROKEN as error:
+    except BROKEN as error:
         raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(array, np.ndarray):
         raise MspcapsError(f"{path} is not an .npy array")

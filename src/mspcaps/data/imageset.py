@@ -94,6 +94,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def subset(self, index: Tensor | slice) -> "ImageSet":
+        index = index.to(self.images.device) if isinstance(index, Tensor) else index
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def split(self, held_out: int, name: str = "held_out") -> tuple["ImageSet", "ImageSet"]:
@@ -103,7 +104,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
                 f"{name} is {held_out}, but must lie between 1 and {len(self) - 1:,}: {self.name} has "
                 f"{len(self):,} images"
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).to(self.images.device)
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
         return self.subset(order[held_out:].sort().values), self.subset(order[:held_out].sort().values)
 
     def resized(self, size: tuple[int, int]) -> "ImageSet":

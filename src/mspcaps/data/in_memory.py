@@ -50,12 +50,9 @@ def check_pixels(array: np.ndarray) -> np.ndarray:
     low, high = (array.min(), array.max()) if array.size and array.dtype.kind in "bfiu" else (0, 0)
     if array.dtype.kind == "f" and low >= 0 and high <= 1:  # false for NaN, too
         return array.astype(np.float32)
+    values = f" from {low:g} to {high:g}" if array.dtype.kind in "bfiu" else ""
     remedy = ": divide them by 255" if array.dtype.kind == "f" and low >= 0 and 1 < high <= 255 else ""
-    raise MspcapsError(
-        f"images must be uint8, or floats in [0, 1], not {array.dtype} from {low:g} to {high:g}{remedy}"
-        if array.dtype.kind in "bfiu"
-        else f"images must be uint8, or floats in [0, 1], not {array.dtype}"
-    )
+    raise MspcapsError(f"images must be uint8, or floats in [0, 1], not {array.dtype}{values}{remedy}")
 
 
 def to_nhwc(array: np.ndarray, channels: int, channels_first: bool) -> np.ndarray:

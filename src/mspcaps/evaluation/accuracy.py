@@ -24,7 +24,8 @@ from mspcaps.evaluation.metrics import Calibration, ClassMetrics, calibrate, cla
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import Model, as_model, class_names, unwrapped
 from mspcaps.models.layers import check_labels, in_eval_mode
-from mspcaps.models.summary import build_on_meta, memory_per_image
+from mspcaps.models.registry import build_on_meta
+from mspcaps.models.summary import memory_per_image
 from mspcaps.pages.notebook import small_table
 
 ScoreKind = Literal["lengths", "logits"]
@@ -168,10 +169,7 @@ def measure(
 
 
 def prepare(
-    model: nn.Module | str | Path,
-    data: Data,
-    device: torch.device | str | None,
-    skip_broken: bool = False,
+    model: nn.Module | str | Path, data: Data, device: torch.device | str | None, skip_broken: bool = False
 ) -> tuple[nn.Module, Tensor, Tensor, tuple[str, ...]]:
     """The arguments of `evaluate` -> the model on its device, images [n, c, h, w], labels [n] on the CPU, and the class
     names, empty if the data have none."""

@@ -38,6 +38,12 @@ class Point:
         """Percent"""
         return 100 * float(self.survived.mean())
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "eps": self.eps, "accuracy": round(self.accuracy, 4), "seconds": round(self.seconds, 2),
+            "survived": pack(self.survived),
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -166,18 +172,7 @@ class Robustness:
             "dataset": self.dataset, "images": self.n, "seed": self.seed,
             "clean_accuracy": round(self.clean_accuracy, 4), "clean": pack(self.clean),
             "curves": [
-                {
-                    "attack": curve.attack, "objective": curve.objective, "steps": curve.steps,
-                    "restarts": curve.restarts, "zero_gradients": curve.zero_gradients,
-                    "points": [
-                        {
-                            "eps": point.eps, "accuracy": round(point.accuracy, 4), "seconds": round(point.seconds, 2),
-                            "survived": pack(point.survived),
-                        }
-                        for point in curve.points
-                    ],
-                }
-                for curve in self.curves
+                vars(curve) | {"points": [point.to_dict() for point in curve.points]} for curve in self.curves
             ],
             "cautions": [asdict(caution) for caution in self.cautions], "environment": self.environment,
         }  # fmt: skip

@@ -84,9 +84,8 @@ def shift_chart(results: Sequence[ShiftResult], label: str) -> str:
     for name, change in CHANGES.items():
         curves = []
         for line, evaluations in lines.items():
-            if all(name in evaluation.accuracy for evaluation in evaluations):
-                seeds = ((evaluation.clean, *evaluation.accuracy[name]) for evaluation in evaluations)
-                title = f"{line}{f' (n = {len(evaluations)})' if len(evaluations) > 1 else ''}"
+            if seeds := [(one.clean, *one.accuracy[name]) for one in evaluations if name in one.accuracy]:
+                title = f"{line}{f' (n = {len(seeds)})' if len(seeds) > 1 else ''}"
                 curves.append(Curve(title, list(enumerate(map(statistics.fmean, zip(*seeds, strict=True))))))
         if curves:
             panels.append(Panel(name, curves, change.unit, ["0", *(f"{strength:g}" for strength in change.strengths)]))

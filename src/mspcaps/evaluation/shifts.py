@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.augment import generator_for
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, nearest
-from mspcaps.evaluation.accuracy import all_scores, full_precision, limit_batch, placement, prepare
+from mspcaps.evaluation.accuracy import Data, all_scores, full_precision, limit_batch, placement, prepare
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import unwrapped
 from mspcaps.models.layers import check_labels
@@ -90,7 +89,7 @@ class ShiftEvaluation:
 
 def evaluate_shifts(
     model: nn.Module | str | Path,
-    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path,
+    data: Data,
     changes: Sequence[str] = (),
     seed: int = 0,
     batch_size: int = 500,

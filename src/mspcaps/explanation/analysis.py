@@ -165,15 +165,13 @@ def explain(model: nn.Module | str | Path, x: Tensor, progress: Progress = lambd
 
 def check_images(model: Model, x: Tensor) -> Tensor:
     """Refuse unsuitable images with a clear message instead of a shape error from deep inside."""
-    config = model.config
     check_floating(x)
     if x.ndim != 4 or len(x) == 0:
         raise MspcapsError(f"images must have the shape [b, c, h, w] with b at least 1, not {tuple(x.shape)}")
-    if tuple(x.shape[1:]) != (config["in_chans"], *config["img_size"]):
-        expected, actual = (
-            " x ".join(map(str, shape)) for shape in ((config["in_chans"], *config["img_size"]), x.shape[1:])
-        )
-        raise MspcapsError(f"{config['name']} takes images of {expected} (channels, height, width), not {actual}")
+    if x.shape[1:] != (shape := (model.in_chans, *model.img_size)):
+        expected, actual = (" x ".join(map(str, sides)) for sides in (shape, x.shape[1:]))
+        name = model.config["name"]
+        raise MspcapsError(f"{name} takes images of {expected} (channels, height, width), not {actual}")
     if not (bool((x >= 0).all()) and bool((x <= 1).all())):  # also refuses NaN
         raise MspcapsError("images must hold numbers in [0, 1], but some are outside this range or NaN")
     return x

@@ -62,8 +62,8 @@ class Scale(NamedTuple):
         Pixels outside all cells (the border that patches of 3 drop) get zero.
         """
         (rows, columns), (height, width) = self.grid, self.img_size
-        heights = torch.full((rows,), self.cell).cumsum(0).clamp(max=height).diff(prepend=torch.zeros(1).long())
-        widths = torch.full((columns,), self.cell).cumsum(0).clamp(max=width).diff(prepend=torch.zeros(1).long())
+        heights = (height - self.cell * torch.arange(rows)).clamp(max=self.cell)  # the last cell may be cut off
+        widths = (width - self.cell * torch.arange(columns)).clamp(max=self.cell)
         area = (heights[:, None] * widths).to(values)  # [rows, columns]
         density = values.reshape(-1, rows, columns) / area
         density = density.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)[:, :height, :width]

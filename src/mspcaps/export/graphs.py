@@ -7,7 +7,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from mspcaps.export.runner import INPUT, OUTPUT, Metadata, open_session, require
 from mspcaps.models import config_of
 
 METADATA_FILE = "metadata.json"  # inside a .pt2 file
-T = TypeVar("T")
 
 
 def fp32_eval_copy(model: nn.Module) -> nn.Module:
@@ -31,22 +30,19 @@ def trace(model: nn.Module) -> ExportedProgram:
     """The forward pass of `fp32_eval_copy`."""
     config, copied = config_of(model), fp32_eval_copy(model)
     example = torch.zeros(2, config["in_chans"], *config["img_size"])  # a batch of 1 would be taken as constant
-    return wrap_errors(
-        lambda: torch.export.export(copied, (example,), dynamic_shapes=({0: Dim("batch")},)), config["name"]
-    )
+    with exporting(config["name"]):
+        return torch.export.export(copied, (example,), dynamic_shapes=({0: Dim("batch")},))
 
 
 def to_onnx(program: ExportedProgram, metadata: Metadata) -> bytes:
     """An ONNX file with its metadata, without the source file names that the exporter adds."""
     require("onnx", "onnx")
     require("onnxscript", "onnx")
-    exported = wrap_errors(
-        lambda: torch.onnx.export(
+    with exporting(metadata.model):
+        exported = torch.onnx.export(
             program, dynamo=True, verbose=False,
             input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=({0: "batch"},),
-        ),
-        metadata.model,
-    )  # fmt: skip
+        )  # fmt: skip
     assert exported is not None
     file = exported.model_proto
     graph = file.graph
@@ -92,11 +88,12 @@ def pt2_runner(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
     return run
 
 
-def wrap_errors(export: Callable[[], T], name: str) -> T:
-    """Turn the exporter's long errors, which have no common base class, into one line."""
+@contextlib.contextmanager
+def exporting(name: str) -> Iterator[None]:
+    """Silence the exporters and turn their long errors, which have no common base class, into one line."""
     try:
         with quiet():
-            return export()
+            yield
     except (MemoryError, MspcapsError):
         raise
     except Exception as error:

@@ -17,17 +17,7 @@ from mspcaps.errors import MspcapsError, first_line
 from mspcaps.export.model import describe
 from mspcaps.export.runner import require
 from mspcaps.files import write_atomically
-from mspcaps.models import (
-    Card,
-    Model,
-    config_of,
-    list_pretrained,
-    load_model,
-    read_card,
-    save_weights,
-    unwrapped,
-    weights_path,
-)
+from mspcaps.models import Card, Model, config_of, list_pretrained, load_model, read_card, save_weights, unwrapped
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
@@ -133,8 +123,8 @@ def shipped_card(model: nn.Module) -> Card | None:
     config = config_of(model)
     state = model.state_dict()
     for name in list_pretrained(f"{config['name']}.*"):
-        shipped = load_model(weights_path(name)).state_dict()
-        if all(torch.equal(tensor, state[key].cpu()) for key, tensor in shipped.items()):
+        shipped = load_model(name).state_dict()
+        if shipped.keys() == state.keys() and all(torch.equal(shipped[key], state[key].cpu()) for key in state):
             return read_card(name)
     return None
 

@@ -54,12 +54,9 @@ def export_model(
         metadata = replace(metadata, sha256=sha256_of(weights_path(model)))
     images = load_calibration(module, calibrate, progress) if int8 else None
     program, agreement = trace(module), None
-    if path.suffix == ".onnx":
-        content = to_onnx(program, metadata)
-        differences = check_parity(module, metadata, onnx_runner(content))
-    else:
-        content = to_pt2(program, metadata)
-        differences = check_parity(module, metadata, pt2_runner(content))
+    to_file, runner = (to_onnx, onnx_runner) if path.suffix == ".onnx" else (to_pt2, pt2_runner)
+    content = to_file(program, metadata)
+    differences = check_parity(module, metadata, runner(content))
     if images is not None:
         metadata = replace(metadata, precision="int8")
         content, agreement = quantize(content, module, metadata, *images)

@@ -19,7 +19,7 @@ from torch import nn
 from mspcaps.data import ImageSet
 from mspcaps.evaluation import load_for
 from mspcaps.evaluation.accuracy import all_scores
-from mspcaps.export.graphs import onnx_runner, with_metadata, wrap_errors
+from mspcaps.export.graphs import exporting, onnx_runner, with_metadata
 from mspcaps.export.runner import INPUT, Metadata, as_input, require
 from mspcaps.files import ProgressFn
 from mspcaps.models import summarize
@@ -53,7 +53,8 @@ def quantize(
     content: bytes, model: nn.Module, metadata: Metadata, train: ImageSet, test: ImageSet
 ) -> tuple[bytes, Agreement]:
     """An ONNX file in fp32 -> the same in int8, and how often it agrees with the model in PyTorch."""
-    int8 = wrap_errors(lambda: quantize_convolutions(content, as_input(train.images.numpy()), metadata), metadata.model)
+    with exporting(metadata.model):
+        int8 = quantize_convolutions(content, as_input(train.images.numpy()), metadata)
     run = onnx_runner(int8)
     scores = np.concatenate([run(as_input(block.numpy())) for block in test.images.split(BATCH)])
     expected = all_scores(model, test.images, BATCH).numpy()

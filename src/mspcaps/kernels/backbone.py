@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mspcaps.kernels import maps
 from mspcaps.kernels.maps import GradSources, Norm, narrow, narrow_conv
@@ -85,7 +86,7 @@ def backbone_forward(
                 shift = shifts[i]
                 y = narrow_conv(outs[-1], weight, strides[i], shift, sums[i])
             else:
-                y = nhwc(conv(x if i == 0 else nchw(outs[-1]), weight, strides[i]))
+                y = nhwc(F.conv2d(x if i == 0 else nchw(outs[-1]), weight, stride=strides[i], padding=1))
             norm = Norm(y, means[i], rstds[i], gammas[i], betas[i])
             residual, window = outs[-1] if shortcuts[i] else None, patch if pools[i] else 0
             out, averages = maps.normalised(norm, variances[i], sums[i], shift, residual, window, eps)
@@ -209,22 +210,14 @@ class SideStream:
         self.stream.wait_stream(self.main)
         return torch.cuda.stream(self.stream)
 
-    def join(self) -> None:
-        """Let the main stream wait for the side stream."""
+    def __exit__(self, *_: object) -> None:
         if self.forks:
             self.main.wait_stream(self.stream)
-
-    def __exit__(self, *_: object) -> None:
-        self.join()
         self.kept_alive.clear()
 
 
 def few_channels(x: Tensor, strides: list[int]) -> bool:
     return x.shape[1] <= MAX_PATCH_CHANNELS and strides[0] == 1
-
-
-def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    return torch.ops.aten.convolution(x, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1)
 
 
 def conv_backward(

@@ -30,19 +30,9 @@ def depthwise(x: Tensor, filters: Tensor, transposed: bool) -> Tensor:
     rows, rb = b * h * w, 2048 // cb
     with torch.cuda.device_of(x):
         kernel[(-(-rows // rb), -(-c // cb))](
-            x.contiguous(),
-            filters.contiguous(),
-            y,
-            rows,
-            H=h,
-            W=w,
-            C=c,
-            K=side(filters),
-            TRANSPOSED=transposed,
-            RB=rb,
-            CB=cb,
-            num_warps=4,
-        )
+            x.contiguous(), filters.contiguous(), y, rows, H=h, W=w, C=c, K=side(filters), TRANSPOSED=transposed,
+            RB=rb, CB=cb, num_warps=4,
+        )  # fmt: skip
     return y
 
 

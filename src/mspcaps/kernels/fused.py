@@ -7,7 +7,7 @@ kernels for and that are unmodified (no hook, no pruning, no frozen statistics):
 import copy
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +58,21 @@ def replace_modules(module: M, replace: Callable[[nn.Module], nn.Module]) -> M:
     return with_children(module, changed) if changed else module
 
 
-def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+def is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Whether calling the module runs the forward pass of `kind` and nothing else: it has no hooks (pruning is one) and
     was not parametrised, adapted or replaced. Any other module must be called, not bypassed."""
     return type(module) is kind and not (
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def keeps_size(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether it is a plain convolution with a square kernel whose padding keeps the size of a map at stride 1."""
+    if not is_plain(conv, nn.Conv2d):
+        return False
+    k = conv.kernel_size[0]
+    padded = conv.padding == (k // 2, k // 2) and conv.padding_mode == "zeros"
+    return k % 2 == 1 and conv.kernel_size == (k, k) and padded and conv.dilation == (1, 1)
 
 
 def parts_are_plain(model: MSPCaps | LinearHead) -> bool:
@@ -74,20 +83,22 @@ def parts_are_plain(model: MSPCaps | LinearHead) -> bool:
         return False
     if not is_plain(module, MSRB) or not (is_plain(patchify, MultiScalePatchify) or is_plain(patchify, PatchAverages)):
         return False
-    layers: list[ConvBN] = conv_layers(module)
     capsules: list[PatchifyCaps] = list(patchify.children())  # type: ignore[arg-type]
-    norms = [layer.bn for layer in layers]
+    if module.grad_checkpointing or not all(is_plain(block, ResidualBlock) for block in module.blocks):
+        return False
+    layers = conv_layers(module)
+    if not all(is_plain(layer, ConvBN) for layer in layers) or not all(is_plain(u, PatchifyCaps) for u in capsules):
+        return False
+    convs, norms = [layer.conv for layer in layers], [layer.bn for layer in layers]
     eps, momentum = norms[0].eps, norms[0].momentum
     return (
-        not module.grad_checkpointing
+        all(keeps_size(c) and c.kernel_size == (3, 3) and c.groups == 1 and c.bias is None for c in convs)
+        and all(is_plain(bn, BatchNorm) and bn.training for bn in norms)
         and momentum is not None
-        and all(is_plain(bn, BatchNorm) for bn in norms)
-        and all(bn.training and bn.eps == eps and bn.momentum == momentum for bn in norms)
-        and all(is_plain(layer.conv, nn.Conv2d) and is_plain(layer, ConvBN) for layer in layers)
-        and all(is_plain(block, ResidualBlock) for block in module.blocks)
-        and all(is_plain(layer, PatchifyCaps) for layer in capsules)
+        and all(bn.eps == eps and bn.momentum == momentum for bn in norms)
         and all(is_plain(layer.project, nn.Linear) and is_plain(layer.norm, nn.LayerNorm) for layer in capsules)
         and all(layer.norm.eps == capsules[0].norm.eps for layer in capsules)
+        and all(b is not None for u in capsules for b in (u.project.bias, u.norm.weight, u.norm.bias))
     )
 
 
@@ -103,10 +114,9 @@ class FusedBackbone(nn.Module):
     def __init__(self, plain: MSRB, patch: int) -> None:
         super().__init__()
         self.plain, self.patch = plain, patch
-        depth = 1 + len(plain.blocks[0].rest)  # type: ignore[arg-type]
-        count = len(conv_layers(plain))
-        self.shortcuts = [i % depth > 0 for i in range(count)]
-        self.pools = [i % depth == depth - 1 and i // depth in plain.scales for i in range(count)]
+        lasts = [len(block.rest) for block in plain.blocks]  # type: ignore[arg-type]
+        self.shortcuts = [i > 0 for last in lasts for i in range(last + 1)]
+        self.pools = [i == last and n in plain.scales for n, last in enumerate(lasts) for i in range(last + 1)]
 
     def forward(self, x: Tensor) -> list[Tensor]:
         layers = conv_layers(self.plain)
@@ -157,15 +167,11 @@ class FusedPatchify(nn.Module):
 def faster_conv(conv: nn.Module) -> nn.Module:
     """A twin for the two kinds of convolution whose weight gradient is disproportionately slow in cuDNN: depthwise
     ones, and 3x3 ones on an image."""
-    if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d):
-        return conv
-    k = conv.kernel_size[0]
-    same_size = conv.kernel_size == (k, k) and k % 2 == 1 and conv.padding == (k // 2, k // 2)
-    if not same_size or conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
+    if not keeps_size(conv) or conv.stride != (1, 1):
         return conv
     if TRITON and conv.groups == conv.in_channels == conv.out_channels > 1 and conv.bias is None:
         return DepthwiseConv(conv).train(conv.training)
-    if k == 3 and conv.groups == 1 and conv.in_channels <= MAX_PATCH_CHANNELS:
+    if conv.kernel_size == (3, 3) and conv.groups == 1 and conv.in_channels <= MAX_PATCH_CHANNELS:
         return PatchConv(conv).train(conv.training)
     return conv
 
@@ -207,18 +213,14 @@ class PatchConv(nn.Module):
 
 
 def joint_votes(routing: nn.Module) -> nn.Module:
-    plain = isinstance(routing, CrossAgreementRouting) and is_plain(routing, CrossAgreementRouting)
-    return JointVotes(routing).train(routing.training) if plain and routing.w1 is None else routing
+    return JointVotes(routing) if is_plain(routing, CrossAgreementRouting) and routing.w1 is None else routing
 
 
 class JointVotes(CrossAgreementRouting):
     """Fine and coarse capsules that share their weights vote in one product instead of two."""
 
     def __init__(self, plain: CrossAgreementRouting) -> None:
-        nn.Module.__init__(self)
-        self.arguments = plain.arguments
-        self.fine, self.coarse, self.n_out, self.d_out = plain.fine, plain.coarse, plain.n_out, plain.d_out
-        self.w2, self.w1 = plain.w2, None
+        vars(self).update(vars(plain))  # shares everything with it
 
     def votes(self, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
         u1 = group_fine(u1, self.fine, self.coarse).transpose(0, 1)  # [k, b, m, d]

@@ -38,10 +38,10 @@ class PositionAttention(nn.Module):
     A[m, n] = softmax over n of <query[m], key[n]>; position m gets the sum over n of A[m, n] value[n].
     """
 
-    def __init__(self, chans: int, d_key: int) -> None:
+    def __init__(self, chans: int) -> None:
         super().__init__()
-        self.query = nn.Conv2d(chans, d_key, 1)
-        self.key = nn.Conv2d(chans, d_key, 1)
+        self.query = nn.Conv2d(chans, D_KEY, 1)
+        self.key = nn.Conv2d(chans, D_KEY, 1)
         self.value = nn.Conv2d(chans, chans, 1)
         self.gamma = nn.Parameter(torch.zeros(1))
 
@@ -65,34 +65,22 @@ class AACapsNet(LinearClassifier):
         rows, columns = self.grid = primary_grid(task.img_size)
         self.stem = nn.Sequential(nn.Conv2d(task.in_chans, 256, 9), nn.ReLU())
         self.primary = nn.Conv2d(256, TYPES * D_IN, 9, stride=2)
-        self.attention = PositionAttention(TYPES * D_IN, D_KEY)
+        self.attention = PositionAttention(TYPES * D_IN)
         self.hidden = nn.Linear(TYPES * D_IN * rows * columns, HIDDEN)
         self.num_features = HIDDEN
         self.new_classifier(task.num_classes)
 
-    def forward_stem(self, x: Tensor) -> Tensor:
-        """-> feature map [b, 256, h, w]."""
-        return run_block(self.stem, self.normalize(x), self.grad_checkpointing)
-
-    def make_capsules(self, fmap: Tensor) -> Tensor:
-        """Feature map -> primary capsules [b, types, d, h, w]."""
-        u = self.primary(fmap).unflatten(1, (-1, D_IN))  # [b, types, d, h, w]
-        return squash(u.movedim(2, -1)).movedim(-1, 2)
-
-    def make_features(self, u: Tensor) -> Tensor:
-        """Primary capsules [b, types, d, h, w] -> hidden features [b, 128]."""
-        z = self.attention(u.flatten(1, 2))  # [b, types d, h, w]
-        return F.relu(self.hidden(z.flatten(1)))
-
     def forward_features(self, x: Tensor) -> Tensor:
         """-> hidden features [b, 128]."""
-        return self.make_features(self.make_capsules(self.forward_stem(x)))
+        return self.forward_intermediates(x)["hidden.0"]
 
     def forward_intermediates(self, x: Tensor) -> dict[str, Tensor]:
         """-> map.0 [b, 256, h, w], primary.0 [b, n, d], hidden.0 [b, 128]."""
-        fmap = self.forward_stem(x)
-        u = self.make_capsules(fmap)
-        return {"map.0": fmap, "primary.0": u.movedim(2, -1).flatten(1, 3), "hidden.0": self.make_features(u)}
+        fmap = run_block(self.stem, self.normalize(x), self.grad_checkpointing)
+        u = squash(self.primary(fmap).unflatten(1, (-1, D_IN)).movedim(2, -1))  # [b, types, h, w, d]
+        z = self.attention(u.movedim(-1, 2).flatten(1, 2))  # [b, types d, h, w]
+        hidden = F.relu(self.hidden(z.flatten(1)))
+        return {"map.0": fmap, "primary.0": u.flatten(1, 3), "hidden.0": hidden}
 
     def tensor_places(self) -> dict[str, tuple[int, int]]:
         return {"hidden.weight": self.grid}

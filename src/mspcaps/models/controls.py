@@ -21,7 +21,7 @@ from mspcaps.capsules import (
 from mspcaps.capsules.patchify import patch_averages
 from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.models.model import LinearClassifier, Task, numbered
-from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grid
+from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grids
 from mspcaps.models.registry import register_model
 
 
@@ -41,7 +41,7 @@ class LinearHead(LinearClassifier):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.grids = [capsule_grid(task.img_size, i, TINY.patch) for i in reversed(TINY.scales)][::-1]
+        self.grids = capsule_grids(task.img_size, TINY)
         self.backbone = MSRB(TINY, task.in_chans)
         self.patchify = PatchAverages(TINY.patch)
         self.num_features = sum(

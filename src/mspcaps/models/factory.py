@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import use_channels_last
 from mspcaps.models.model import TASK, ImageSize, Model
-from mspcaps.models.registry import build_model, check_name, registered_models
+from mspcaps.models.registry import build_model, build_on_meta, check_name, registered_models
 from mspcaps.models.shipped import default_weights, find_weights, list_pretrained, weights_path
 from mspcaps.models.transfer import transfer
-from mspcaps.models.weights_file import check_state, load_state, read_weights
+from mspcaps.models.weights_file import check_state, read_weights
 
 USUAL = 128  # the most classes, channels or pixels a side that need no check before a model is built
 
@@ -66,8 +65,7 @@ def create_model(
         raise MspcapsError(f"{pretrained} holds weights of {config['name']}, not of {name}")
     if in_chans is not None and in_chans != config["in_chans"]:  # its mean and std are those of other channels
         config = {key: value for key, value in config.items() if key not in ("mean", "std")}
-    with torch.device("meta"):  # checks the settings at no cost
-        requested = build_model(**{**config, **settings}).config
+    requested = build_on_meta(**{**config, **settings}).config  # checks the settings at no cost
     if requested == trained.config:
         return trained
     model, metadata = build_model(**requested), trained.metadata
@@ -93,15 +91,16 @@ def load_file(path: Path) -> Model:
     config = header.pop("model")
     try:
         if not is_usual(config):  # a forged header may ask for more memory than there is
-            with torch.device("meta"):
-                meta = build_model(**config)
+            meta = build_on_meta(**config)
             check_state(meta, meta.upgrade_state(tensors), path)
         model = build_model(**config)
     except MspcapsError as error:
         raise MspcapsError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
     except RuntimeError as error:  # PyTorch refuses a size beyond 64 bits
         raise MspcapsError(f"{path}: {error}") from error
-    load_state(model, model.upgrade_state(tensors), path)
+    tensors = model.upgrade_state(tensors)
+    check_state(model, tensors, path)
+    model.load_state_dict(tensors)
     use_channels_last(model)
     model.metadata = header
     return model.eval()

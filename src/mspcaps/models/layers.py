@@ -159,11 +159,14 @@ def use_channels_last(model: nn.Module) -> None:
     """Converts the weights of convolutions only: PyTorch's own conversion would also permute the vote weights.
 
     Inputs need no conversion: the first convolution converts them. On a CPU this is faster for single images; for
-    batches of 32 the contiguous layout was faster (results/bench).
+    batches of 32 the contiguous layout was faster (results/bench). Weights of one input channel have
+    this layout anyway, but only the strides that `empty_like` gives them say so. With other strides the compiler would
+    convert the maps of depthwise convolutions back and forth.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+            weight = module.weight.data
+            module.weight.data = torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
 
 WORD = 0xFFFFFFFF  # 32 bits: times a constant below 2^31 they still fit into int64, whose overflow C++ leaves undefined

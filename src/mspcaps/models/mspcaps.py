@@ -99,8 +99,7 @@ class MSPCaps(CapsuleModel):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__(task)
-        # Coarsest first: it needs the largest image, so a refusal names a size that all the scales accept.
-        grids = [capsule_grid(task.img_size, i, config.patch) for i in reversed(config.scales)][::-1]
+        grids = capsule_grids(task.img_size, config)
         self.grids, self.scales = grids, config.scales
         self.backbone = MSRB(config, task.in_chans)
         self.patchify = MultiScalePatchify(
@@ -182,12 +181,13 @@ class MSPCapsDR(MSPCaps):
         return super().tensor_places() | {f"routing.{i}.w": self.grids for i in range(len(self.routing))}
 
 
-def capsule_grid(img_size: tuple[int, int], scale: int, patch: int) -> Grid:
-    """Rows and columns of capsules on the feature map that has been halved `scale` times."""
-    why = f"leaves no capsule at scale 1/{2**scale} with patches of {patch}"
-    check_img_size(img_size, 2**scale * (patch - 1) + 1, why)
-    rows, columns = (-(-side // 2**scale) // patch for side in img_size)
-    return rows, columns
+def capsule_grids(img_size: tuple[int, int], config: Config) -> list[Grid]:
+    """Rows and columns of capsules at each scale in use; the feature map of scale i has been halved i times."""
+    strides, patch = [2**i for i in config.scales], config.patch
+    why = f"leaves no capsule at scale 1/{strides[-1]} with patches of {patch}"
+    check_img_size(img_size, strides[-1] * (patch - 1) + 1, why)  # the coarsest scale needs the largest image
+    rows, columns = ([-(-side // stride) // patch for stride in strides] for side in img_size)
+    return list(zip(rows, columns, strict=True))
 
 
 def middle_grids(n_mid: int, coarse: Grid) -> tuple[Grid, Grid]:

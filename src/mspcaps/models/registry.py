@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.models.model import TASK, ImageSize, Model, make_task
 
@@ -66,8 +68,8 @@ def check_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     defaults = model_options(name)
     for key, value in options.items():
         if key not in defaults:
-            choices = ", ".join([*TASK, "pretrained", *defaults])
-            hint = nearest(key, [*TASK, "pretrained", *defaults], f"it takes {choices}.")
+            choices = [*TASK, "pretrained", *defaults]
+            hint = nearest(key, choices, f"it takes {', '.join(choices)}.")
             raise MspcapsError(f"{name} has no option {key!r}: {hint}")
         kind = type(defaults[key])
         if type(value) is not kind and not (kind is float and type(value) is int):
@@ -98,3 +100,9 @@ def build_model(
         raise MspcapsError(f"the function {name} must return a mspcaps.models.Model, not a {type(model).__name__}")
     model.config = {"name": name, **model.config, **options}
     return model
+
+
+def build_on_meta(name: str, **settings: Any) -> Model:
+    """The same without numbers: it takes neither memory nor time, but has all names and shapes."""
+    with torch.device("meta"):
+        return build_model(name, **settings)

@@ -52,15 +52,15 @@ class Res2Block(nn.Module):
     As in Res2Net, at stride 2 the first group is averaged and nothing is added.
     """
 
-    def __init__(self, in_chans: int, width: int, out_chans: int, stride: int) -> None:
+    def __init__(self, in_chans: int, width: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
         self.first = ProjectionShortcut(in_chans, width, 1)  # 1x1 convolution, BatchNorm
         self.groups = nn.ModuleList(ConvBN(width // SCALES, width // SCALES, stride) for _ in range(SCALES - 1))
-        self.last = ProjectionShortcut(width, out_chans, 1)
-        self.attention = SqueezeExcitation(out_chans)
-        same_shape = (in_chans, stride) == (out_chans, 1)
-        self.shortcut = nn.Identity() if same_shape else ProjectionShortcut(in_chans, out_chans, stride)
+        self.last = ProjectionShortcut(width, width, 1)
+        self.attention = SqueezeExcitation(width)
+        same_shape = (in_chans, stride) == (width, 1)
+        self.shortcut = nn.Identity() if same_shape else ProjectionShortcut(in_chans, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         first, *rest = F.relu(self.first(x)).chunk(SCALES, 1)  # SCALES x [b, width / SCALES, h, w]
@@ -83,7 +83,7 @@ class RSCapsNet(CapsuleModel):
         self.blocks = nn.Sequential()
         chans = BLOCKS[0][0]
         for width, stride in BLOCKS:
-            self.blocks.append(Res2Block(chans, width, width, stride))
+            self.blocks.append(Res2Block(chans, width, stride))
             chans = width
         self.primary = nn.Conv2d(chans, TYPES * D_IN, 3, padding=1)
         self.combination = nn.Parameter(torch.randn(COMBINED, TYPES) / TYPES**0.5)
@@ -98,12 +98,10 @@ class RSCapsNet(CapsuleModel):
 
     def forward_maps(self, x: Tensor) -> list[Tensor]:
         """-> the feature map of every block, [b, width, h, w]."""
-        x = run_block(self.stem, self.normalize(x), self.grad_checkpointing)
-        maps = []
+        maps = [run_block(self.stem, self.normalize(x), self.grad_checkpointing)]
         for block in self.blocks:
-            x = run_block(block, x, self.grad_checkpointing)
-            maps.append(x)
-        return maps
+            maps.append(run_block(block, maps[-1], self.grad_checkpointing))
+        return maps[1:]
 
     def make_primary(self, fmap: Tensor) -> Tensor:
         """The last feature map -> primary capsules [b, types, h, w, d]."""

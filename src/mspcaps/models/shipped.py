@@ -83,9 +83,13 @@ def read_card(name: str) -> Card:
 
 def pretrained_path(model: str, dataset: str) -> Path:
     """The path of shipped weights; checks their size and sha256."""
-    name = f"{model}.{dataset}"
-    if name not in list_pretrained():
-        raise MspcapsError(_not_shipped(model, dataset))
+    name, shipped = f"{model}.{dataset}", list_pretrained()
+    if name not in shipped:
+        candidates = list_pretrained(f"{model}.*") if model in registered_models() else shipped
+        close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.8)
+        others = f" (it ships {', '.join(shipped) or 'none yet'}): train it, or name a .safetensors file instead"
+        hint = f": did you mean {close[0]}?" if close else others
+        raise MspcapsError(f"mspcaps ships no weights of {model} trained on {dataset!r}{hint}")
     card, path = read_card(name), weights_folder() / f"{name}{SUFFIX}"
     if path.stat().st_size != card.bytes or sha256_of(path) != card.sha256:
         raise MspcapsError(f"{path} is damaged: its size or sha256 is not that of its card; reinstall mspcaps")
@@ -104,8 +108,10 @@ def default_weights(model: str) -> Path:
 def weights_path(name_or_path: str | Path) -> Path:
     """Shipped name such as mspcaps_t.cifar10, or path -> path; ./NAME is a file even if NAME is a shipped name."""
     model, _, dataset = str(name_or_path).rpartition(".")
-    if isinstance(name_or_path, str) and (name_or_path in list_pretrained() or _means_a_name(model, name_or_path)):
-        return pretrained_path(model, dataset)
+    if isinstance(name_or_path, str):
+        mistyped = model in registered_models() and not _is_path(name_or_path)  # but my.weights is a missing file
+        if mistyped or name_or_path in list_pretrained():
+            return pretrained_path(model, dataset)
     return Path(name_or_path).expanduser()
 
 
@@ -119,17 +125,3 @@ def find_weights(model: str, pretrained: str | Path) -> Path:
 
 def _is_path(text: str) -> bool:
     return text.endswith(SUFFIX) or os.sep in text or Path(text).expanduser().exists()
-
-
-def _means_a_name(model: str, text: str) -> bool:
-    """mspcaps_t.cifar is a mistyped name, my.weights is a file that does not exist."""
-    return model in registered_models() and not _is_path(text)
-
-
-def _not_shipped(model: str, dataset: str) -> str:
-    shipped = list_pretrained()
-    text = f"mspcaps ships no weights of {model} trained on {dataset!r}"
-    candidates = list_pretrained(f"{model}.*") if model in registered_models() else shipped
-    if close := difflib.get_close_matches(f"{model}.{dataset}", candidates, n=1, cutoff=0.8):
-        return f"{text}: did you mean {close[0]}?"
-    return f"{text} (it ships {', '.join(shipped) or 'none yet'}): train it, or name a .safetensors file instead"

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mspcaps.models.model import ImageSize, Model, config_of
-from mspcaps.models.registry import build_model
+from mspcaps.models.model import ImageSize, config_of
+from mspcaps.models.registry import build_on_meta
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,10 @@ def summarize(
     params = sum(p.numel() for p in meta.parameters())
     return Summary(
         params=params,
-        macs=count_macs(meta, image_shape(meta)),
+        macs=count_macs(meta),
         memory_bytes_per_image=memory_per_image(meta),
         weights_bytes=2 * params + sum(b.numel() * b.element_size() for b in meta.buffers()),
     )
-
-
-def build_on_meta(name: str, **task: Any) -> Model:
-    """A registered model that takes no memory."""
-    with torch.device("meta"):
-        return build_model(name, **task)
 
 
 def image_shape(model: nn.Module) -> tuple[int, ...]:
@@ -63,10 +57,10 @@ def memory_per_image(model: nn.Module) -> int:
     return larger - smaller
 
 
-def count_macs(model: nn.Module, image: tuple[int, ...]) -> int:
-    """Multiply-adds of the forward pass of one image [c, h, w], in evaluation mode; `model` is on the meta device."""
+def count_macs(model: nn.Module) -> int:
+    """Multiply-adds of the forward pass of one image, in evaluation mode; `model` is on the meta device."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(torch.empty(1, *image, device="meta"))
+        model.eval()(torch.empty(1, *image_shape(model), device="meta"))
     return counter.get_total_flops() // 2
 
 

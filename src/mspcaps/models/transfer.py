@@ -15,9 +15,7 @@ Tensors that mean the same in both are copied bit for bit, BatchNorm's statistic
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,7 +23,7 @@ from mspcaps.capsules.patchify import Grid, OnGrid
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of
 from mspcaps.models.model import Model
-from mspcaps.models.registry import build_model
+from mspcaps.models.registry import build_on_meta
 from mspcaps.models.weights_file import check_state, read_weights
 
 
@@ -54,12 +52,11 @@ def transfer(model: Model, path: Path, classes: Sequence[str], source: str) -> T
             f"{source} holds weights of {theirs['name']}, which {ours['name']} cannot start from: "
             f"train {theirs['name']}, or name weights of {ours['name']}"
         )
-    with torch.device("meta"):
-        old = build_model(**theirs)
+    old = build_on_meta(**theirs)
     tensors = old.upgrade_state(tensors)
     check_state(old, tensors, path)
     same_classes = [*header.get("classes", classes)] == [*classes] and theirs["num_classes"] == ours["num_classes"]
-    head = set() if same_classes else depends_on_classes(theirs)
+    head = set() if same_classes else depends_on_classes(old)
     before, after = old.tensor_places(), model.tensor_places()
     state, copied, adapted, fresh = model.state_dict(), [], {}, {}
     for name in sorted(state.keys() - {"normalize.mean", "normalize.std"}):
@@ -92,13 +89,10 @@ def differs_in_channels(old: Sequence[int], new: Sequence[int], old_chans: int, 
     return len(old) == 4 and old[1] == old_chans and list(new) == [old[0], new_chans, *old[2:]]
 
 
-def depends_on_classes(config: dict[str, Any]) -> set[str]:
+def depends_on_classes(model: Model) -> set[str]:
     """Names of the tensors whose shape depends on the number of classes, whatever the architecture."""
-    with torch.device("meta"):
-        one, other = (
-            build_model(**{**config, "num_classes": config["num_classes"] + more}).state_dict() for more in (0, 1)
-        )
-    return {name for name in one if one[name].shape != other[name].shape}
+    other = build_on_meta(**model.config | {"num_classes": model.num_classes + 1}).state_dict()
+    return {name for name, tensor in model.state_dict().items() if tensor.shape != other[name].shape}
 
 
 def interpolate(position: Tensor, old: Grid, new: Grid) -> Tensor:

@@ -41,12 +41,6 @@ def sort_metadata(content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
-def load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    check_state(model, tensors, path)
-    own = model.state_dict()
-    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})
-
-
 def check_state(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Refuses tensors whose names, shapes or kinds of numbers are not the model's."""
     own = model.state_dict()

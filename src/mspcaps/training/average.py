@@ -44,10 +44,7 @@ def move_average(averages: list[Tensor], values: list[Tensor], steps: Tensor, de
 class WeightAverage:
     """The moving averages of the fp32 master weights and of the buffers; `model` computes with them."""
 
-    def __init__(
-        self, model: Model, optimizer: FlatOptimizer, decay: float,
-        compiled: Callable[[Any], Any] = lambda function: function,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Model, optimizer: FlatOptimizer, decay: float, compiled: Callable[[Any], Any]) -> None:
         self.optimizer, self.decay, self.move = optimizer, decay, compiled(move_average)
         buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
         self.values = [group.master for group in optimizer.groups] + [*buffers.values()]

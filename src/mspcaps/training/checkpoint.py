@@ -22,10 +22,6 @@ from mspcaps.training.recipe import Recipe
 CHECKPOINT = "checkpoint.safetensors"
 
 
-def run_folder(out: Path, recipe: Recipe) -> Path:
-    return out / recipe.run_path
-
-
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(progress)

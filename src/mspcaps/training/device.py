@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
+from torch import nn
 
 from mspcaps.errors import MspcapsError
 
@@ -53,9 +54,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(mmap_threshold, most)
 
 
-def choose_engine(name: str | None, device: torch.device, processes: int = 1, images: int = 0) -> Engine:
+def choose_engine(
+    name: str | None, device: torch.device, processes: int = 1, images: int = 0, model: nn.Module | None = None
+) -> Engine:
     """An engine by name; by default the fastest that the device supports. On a CPU, compiling pays off only for a
-    single process that trains on many `images`: several processes would each compile."""
+    single process that trains on many `images`, since several processes would each compile, and not for a `model` with
+    depthwise convolutions, which is faster eager on several threads."""
     if name is not None and name not in get_args(Engine):
         raise MspcapsError(f"there is no engine {name!r}: the engines are {', '.join(get_args(Engine))}")
     if name == "cudagraph" and device.type != "cuda":
@@ -64,7 +68,9 @@ def choose_engine(name: str | None, device: torch.device, processes: int = 1, im
         return cast(Engine, name)
     if device.type == "cuda":
         return "cudagraph"
-    worth_it = device.type == "cpu" and processes == 1 and images >= WORTH_COMPILING
+    convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)] if model is not None else []
+    depthwise = any(conv.groups == conv.in_channels > 1 for conv in convs)
+    worth_it = device.type == "cpu" and processes == 1 and images >= WORTH_COMPILING and not depthwise
     return "compile" if worth_it and compiler_works() else "eager"
 
 

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from mspcaps.data import FolderImages, ImageSet
 from mspcaps.data.folder import iterate_batches
@@ -15,11 +14,11 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import limit_batch
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
-from mspcaps.models.layers import dropout_keys
-from mspcaps.training.adversary import Attack, margin
+from mspcaps.models.layers import dropout_keys, in_eval_mode
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import Engine, in_precision
 from mspcaps.training.loader import WORKERS
+from mspcaps.training.objective import Attack, margin
 from mspcaps.training.recipe import Adversary, Recipe
 from mspcaps.training.step import Step, capture_graph, compiler_of
 
@@ -56,14 +55,9 @@ class Evaluator:
     @cached_property
     def health_images(self) -> list[tuple[Tensor, Tensor]]:
         """The images on which routing health is measured, uint8, on the device, in chunks."""
-        index = chosen(len(self.data), self.device)
-        if isinstance(self.data, FolderImages):
-            parts = iterate_batches(DataLoader(Subset(self.data, index.tolist()), self.batch, num_workers=WORKERS))
-            images, labels = map(torch.cat, zip(*parts, strict=True))
-        else:
-            index = index.to(self.data.images.device)
-            images, labels = self.data.images[index], self.data.labels[index]
-        return in_chunks(images.to(self.device), labels.to(self.device), self.batch)
+        data = self.data.subset(chosen(len(self.data), self.device))
+        data = data.resident() if isinstance(data, FolderImages) else data
+        return in_chunks(data.images.to(self.device), data.labels.to(self.device), self.batch)
 
     def capture(self) -> None:
         """Record the pass as a CUDA graph; if pictures are read from disk, only compile it."""
@@ -74,19 +68,14 @@ class Evaluator:
 
     @torch.no_grad()
     def count_all(self) -> None:
-        training = self.model.training
-        self.model.eval()
         self.correct.zero_()
-        batches: Any = self.batches
-        if isinstance(self.data, FolderImages):
-            batches = iterate_batches(DataLoader(self.data, self.batch, num_workers=WORKERS))
-        with in_precision(self.device, self.autocast):
+        batches = self.batches or iterate_batches(DataLoader(self.data, self.batch, num_workers=WORKERS))
+        with in_eval_mode(self.model), in_precision(self.device, self.autocast):
             for images, labels in batches:
                 self.correct += self.count(self.model, images.to(self.device), labels.to(self.device))
             self.meter.zero()
             for images, labels in self.health_images:
                 self.meter.add(images.float() / 255, labels)
-        self.model.train(training)
 
     def accuracy(self) -> float:
         if self.graph is not None:

@@ -27,46 +27,7 @@ def load_images(
     recipe: Recipe, device: torch.device, log: Callable[[str], None] = lambda line: None, processes: int = 1
 ) -> tuple[Images, Images | None, Images]:
     """Images to train on, images to choose the epoch on, if any, and images to measure on: the test set, or held-out
-    training images."""
-    train, validation, test = load_splits(recipe, device, log, processes)
-    if recipe.held_out:
-        train, test = hold_out(recipe, train, "held_out")
-    if recipe.folds:
-        train, test = split_fold(recipe, train)
-    if recipe.validation:
-        train, validation = hold_out(recipe, train, "validation")
-    return train, validation, test
-
-
-def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSet]:
-    """-> (the remaining training images, as many held-out ones as the recipe's field says)."""
-    if not isinstance(train, ImageSet):
-        raise MspcapsError(
-            f"{field} needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller img_size"
-            + (", or put the pictures to measure on into a test folder" if field == "held_out" else "")
-        )
-    return train.split(getattr(recipe, field), field)
-
-
-def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
-    """-> (the images of the other folds, the images of the recipe's fold)."""
-    labels = torch.as_tensor(train.labels).cpu()
-    counts = labels.bincount(minlength=len(train.classes))
-    if counts.min() < recipe.folds:
-        raise MspcapsError(
-            f"folds is {recipe.folds}, but {recipe.dataset} has only {counts.min()} training images of "
-            f"{train.classes[counts.argmin()]}: choose fewer folds, or add images of it"
-        )
-    in_fold = fold_numbers(labels, recipe.folds) == recipe.fold
-    device = train.images.device if isinstance(train, ImageSet) else "cpu"
-    rest, measured = (mask.nonzero().flatten().to(device) for mask in (~in_fold, in_fold))
-    return train.subset(rest), train.subset(measured)
-
-
-def load_splits(
-    recipe: Recipe, device: torch.device, log: Callable[[str], None], processes: int
-) -> tuple[Images, Images | None, Images]:
-    """Training, validation and test images: on the device if they fit into half its memory, else read when needed."""
+    training images. They are kept on the device if they fit into half its memory, else read when needed."""
     own = has_validation(recipe.data)
     if own and recipe.validation:
         raise MspcapsError(
@@ -90,7 +51,36 @@ def load_splits(
     train, test, *validation = read_if_they_fit([resized(part, size) for part in parts], device, log)
     if isinstance(train, ImageSet):
         train = train.to(device)
+    if recipe.held_out:
+        train, test = hold_out(recipe, train, "held_out")
+    if recipe.folds:
+        train, test = split_fold(recipe, train)
+    if recipe.validation:
+        train, *validation = hold_out(recipe, train, "validation")
     return train, validation[0] if validation else None, test
+
+
+def hold_out(recipe: Recipe, train: Images, field: str) -> tuple[Images, ImageSet]:
+    """-> (the remaining training images, as many held-out ones as the recipe's field says)."""
+    if not isinstance(train, ImageSet):
+        raise MspcapsError(
+            f"{field} needs a data set that fits into memory, but {recipe.dataset} does not: choose a smaller img_size"
+            + (", or put the pictures to measure on into a test folder" if field == "held_out" else "")
+        )
+    return train.split(getattr(recipe, field), field)
+
+
+def split_fold(recipe: Recipe, train: Images) -> tuple[Images, Images]:
+    """-> (the images of the other folds, the images of the recipe's fold)."""
+    labels = torch.as_tensor(train.labels).cpu()
+    counts = labels.bincount(minlength=len(train.classes))
+    if counts.min() < recipe.folds:
+        raise MspcapsError(
+            f"folds is {recipe.folds}, but {recipe.dataset} has only {counts.min()} training images of "
+            f"{train.classes[counts.argmin()]}: choose fewer folds, or add images of it"
+        )
+    in_fold = fold_numbers(labels, recipe.folds) == recipe.fold
+    return train.subset((~in_fold).nonzero().flatten()), train.subset(in_fold.nonzero().flatten())
 
 
 def read_if_they_fit(parts: list[Images], device: torch.device, log: Callable[[str], None]) -> list[Images]:
@@ -149,13 +139,9 @@ def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tup
     if recipe.data in CATALOG:
         return facts(recipe.data).mean, facts(recipe.data).std
     index = torch.linspace(0, len(train) - 1, min(len(train), MAX_MEASURED)).long()
-    if isinstance(train, ImageSet):
-        measured = train.subset(index.to(train.images.device)).to("cpu")  # mps has no float64; the sums are exact
-    else:
-        items = [train[i] for i in index.tolist()]
-        images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
-        measured = ImageSet(images, labels, train.classes, train.name)
-    mean, std = measured.mean_and_std()
+    chosen = train.subset(index)
+    resident = chosen.to("cpu") if isinstance(chosen, ImageSet) else chosen.resident()  # mps has no float64
+    mean, std = resident.mean_and_std()
     return mean, tuple(max(deviation, LEAST_STD) for deviation in std)
 
 

@@ -18,7 +18,7 @@ import torch
 from mspcaps.errors import MspcapsError
 from mspcaps.models.registry import registered_models
 from mspcaps.models.summary import summarize
-from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, run_folder
+from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint
 from mspcaps.training.images import MIN_SIDE
 from mspcaps.training.ledger import Run, device_name, entry_path, find_run, read_run
 from mspcaps.training.recipe import Recipe
@@ -98,10 +98,13 @@ class ThisProcess:
 
 
 def share_of_device(recipe: Recipe, device: torch.device) -> float:
-    """The fraction of the device that a run uses: 1 if it fills it."""
+    """The fraction of the device that a run uses: 1 if it fills it, or if its model cannot be built, as it will say."""
     if device.type != "cuda":
         return 1.0
-    macs = summarize(recipe.model, img_size=recipe.resolve().img_size or MIN_SIDE).macs
+    try:
+        macs = summarize(recipe.model, img_size=recipe.resolve().img_size or MIN_SIDE, **recipe.options).macs
+    except MspcapsError:
+        return 1.0
     return min(1.0, max(0.25, macs / FILLS_A_GPU))
 
 
@@ -114,7 +117,7 @@ def expected_seconds(recipe: Recipe, device: torch.device, out: Path, results: P
             run = read_run(path)
             if run.device == device_name(device) and run.recipe["adversary"] == adversary:
                 per_epoch.append(run.seconds.per_epoch)
-    epochs, checkpoint = recipe.epochs, run_folder(out, recipe) / CHECKPOINT
+    epochs, checkpoint = recipe.epochs, out / recipe.run_path / CHECKPOINT
     if checkpoint.is_file():
         epochs -= read_checkpoint(checkpoint, whole=False)[0]["epoch"]
     return max(per_epoch) * epochs

@@ -15,13 +15,12 @@ from mspcaps.files import sha256_of
 from mspcaps.models import load_model
 from mspcaps.progress import Progress, clock, say
 from mspcaps.training import ledger
-from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.ledger import Run
-from mspcaps.training.monitor import EachEpoch, ShowProgress, TensorBoard
+from mspcaps.training.monitor import ShowProgress, TensorBoard, each_epoch
+from mspcaps.training.optimizers import learning_rate
 from mspcaps.training.recipe import Recipe, load_recipe
 from mspcaps.training.result import Epoch, Result, reported_file
-from mspcaps.training.schedules import learning_rates
 from mspcaps.training.trainer import SAVE_EVERY, Listener, Log, Trainer
 
 
@@ -66,13 +65,13 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
     previous = ledger.find_run(results, recipe, overwrite=overwrite)
-    if previous and not overwrite and (run_folder(out, recipe) / reported_file(previous)).is_file():
+    if previous and not overwrite and (out / recipe.run_path / reported_file(previous)).is_file():
         finished = load_finished(recipe, out, results, previous)
         log(f"already done: {finished.run.accuracy}; overwrite replaces it, another seed or name starts another run")
         log(f"weights: {finished.weights}")
         return finished
-    epoch_listener = EachEpoch(on_epoch) if on_epoch else None
-    with combine_listeners(progress, log_dir, listener, epoch_listener) as listeners:
+    log_dir = Path(log_dir) / recipe.run_path if log_dir is not None else None
+    with combine_listeners(progress, log_dir, listener, each_epoch(on_epoch) if on_epoch else None) as listeners:
         trainer = Trainer(
             recipe, choose_device(device), engine, out, results, save_every, listeners, log=log, stop=stop,
             repeats=previous if not overwrite else None,
@@ -92,15 +91,16 @@ def train(
 
 
 @contextlib.contextmanager
-def combine_listeners(progress: bool, log_dir: str | Path | None, *others: Listener | None) -> Iterator[Listener]:
-    """All listeners of a run as one."""
+def combine_listeners(progress: bool, log_dir: Path | None, *others: Listener | None) -> Iterator[Listener]:
+    """All listeners of a run as one; `log_dir` is the run's own folder for TensorBoard."""
     with contextlib.ExitStack() as stack:
         listeners = [listener for listener in others if listener]
         if progress:
             listeners.append(ShowProgress(stack.enter_context(Progress("images", file=sys.stdout))))
         if log_dir is not None:
-            listeners.append(board := TensorBoard(Path(log_dir)))
+            board = TensorBoard(log_dir)
             stack.callback(board.close)
+            listeners.append(each_epoch(board.write))
 
         def call_all(trainer: "Trainer") -> None:
             for listener in listeners:
@@ -111,13 +111,16 @@ def combine_listeners(progress: bool, log_dir: str | Path | None, *others: Liste
 
 def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:
     """The result of a finished run, or of its repeat if the weights in the folder are the repeat's."""
-    folder = run_folder(out, recipe)
+    folder = out / recipe.run_path
     weights = folder / reported_file(run)
     repeat = ledger.find_run(results, recipe, kind=ledger.REPEATS)
     if repeat and repeat.weights_sha256 == sha256_of(weights):
         run = repeat
     recipe = replace(recipe.resolve(), img_size=run.recipe["img_size"], augment=run.recipe["augment"])
-    curve = zip(learning_rates(recipe)[: run.epochs], run.curve["loss"], run.curve["accuracy"], strict=True)
     scores = run.curve.get("validation", [None] * run.epochs)
-    history = [Epoch(n, *row, validation=score) for n, (row, score) in enumerate(zip(curve, scores, strict=True), 1)]
+    curve = zip(run.curve["loss"], run.curve["accuracy"], scores, strict=True)
+    history = [
+        Epoch(epoch + 1, learning_rate(recipe, epoch), loss, accuracy, validation=score)
+        for epoch, (loss, accuracy, score) in enumerate(curve)
+    ]
     return Result(recipe, load_model(weights), history, run, folder)

@@ -120,9 +120,8 @@ class StreamingLoader(Loader):
         self.step_number = torch.zeros_like(self.position)
 
     def begin(self, epoch: int, step: int = 0) -> None:
-        order = self.epoch_order(epoch)
-        self.all_draws = self.share(epoch_draws(self.seed, epoch, self.n, self.augment, order))
-        rows = self.share(order)[step:].tolist()
+        order, self.all_draws = self.draw(epoch)
+        rows = order[step:].tolist()
         self.batches = iterate_batches(DataLoader(self.data, batch_sampler=rows, num_workers=WORKERS))
         self.step = step
         self.epoch_key.fill_(dropout_key(self.seed, epoch))

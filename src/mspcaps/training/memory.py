@@ -8,7 +8,8 @@ import torch
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import format_bytes
-from mspcaps.models.summary import build_on_meta, memory_per_image
+from mspcaps.models.registry import build_on_meta
+from mspcaps.models.summary import memory_per_image
 from mspcaps.training.device import free_bytes, working_precision
 from mspcaps.training.optimizers import RULES
 from mspcaps.training.recipe import Recipe

@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
 from mspcaps.progress import Progress
-from mspcaps.training.checkpoint import run_folder
 from mspcaps.training.ledger import device_name
 from mspcaps.training.result import Epoch
 
 if TYPE_CHECKING:
-    from mspcaps.training.trainer import Trainer
+    from mspcaps.training.trainer import Listener, Trainer
 
 
 def summary(trainer: "Trainer") -> str:
     """What is trained on what, in one line, so that a wrong size is noticed at once."""
-    recipe, epoch, steps = trainer.recipe, trainer.epoch, trainer.steps_done
+    recipe, model, epoch, steps = trainer.recipe, trainer.model, trainer.epoch, trainer.steps_done
     watched = f", {len(trainer.evaluator.data):,} validation" if trainer.watched == "validation" else ""
-    params = sum(p.numel() for p in trainer.model.parameters())
+    shape, params = (model.in_chans, *model.img_size), sum(p.numel() for p in model.parameters())
     resumed_after = f"step {steps} of epoch {epoch + 1}" if steps else f"epoch {epoch}"
     return (
         f"{recipe.dataset}: {trainer.loader.n:,} training{watched} and {len(trainer.test):,} {trainer.measured_on} "
-        f"images of {len(trainer.classes)} classes, {' x '.join(map(str, trainer.shape))}; {recipe.model}, "
+        f"images of {len(trainer.classes)} classes, {' x '.join(map(str, shape))}; {recipe.model}, "
         f"{params:,} parameters; {recipe.epochs} epoch{'s' * (recipe.epochs != 1)} in batches of {recipe.batch_size} "
         f"on {device_name(trainer.device)}"
     ) + (f"; continues after {resumed_after}" if epoch or steps else "")
@@ -54,27 +53,20 @@ class ShowProgress:
         self.progress.update(run, done, total, "  ".join(detail), label)
 
 
-class EachEpoch:
-    """Calls a function once with the row of every epoch, except those from before a resume."""
+def each_epoch(function: Callable[[Epoch], object]) -> "Listener":
+    """A listener that calls a function with the row of every epoch when it ends."""
 
-    def __init__(self, function: Callable[[Epoch], object]) -> None:
-        self.function, self.reported = function, -1  # -1: not called yet
+    def listener(trainer: "Trainer") -> None:
+        if trainer.steps_done == 0 and trainer.world.is_main:
+            function(trainer.history[-1])
 
-    def __call__(self, trainer: "Trainer") -> None:
-        if not trainer.world.is_main:
-            return
-        if self.reported < 0:
-            self.reported = len(trainer.history)
-        for row in trainer.history[self.reported :]:
-            self.reported += 1
-            self.function(row)
+    return listener
 
 
-class TensorBoard(EachEpoch):
-    """Writes loss, learning rate and accuracy after every epoch, to one folder per run."""
+class TensorBoard:
+    """Writes the loss, learning rate and accuracy of epochs to the folder."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(self.write)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -83,12 +75,9 @@ class TensorBoard(EachEpoch):
         self.make, self.folder = SummaryWriter, folder
         self.writer: Any = None
 
-    def __call__(self, trainer: "Trainer") -> None:
-        if trainer.world.is_main and self.writer is None:
-            self.writer = self.make(str(run_folder(self.folder, trainer.recipe)))
-        super().__call__(trainer)
-
     def write(self, row: Epoch) -> None:
+        if self.writer is None:
+            self.writer = self.make(str(self.folder))
         for name in ("loss", "lr", "accuracy", "validation"):
             if (value := getattr(row, name)) is not None:
                 self.writer.add_scalar(name, value, row.epoch)

@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD on flat vectors, and Muon for some of the parameters if the recipe asks for it.
+"""AdamW, Adam and SGD on flat vectors, Muon for some of the parameters if the recipe asks for it, and their schedules.
 
 All parameters of one precision share a buffer: a step is one pass over memory instead of one small kernel per tensor,
 and the gradients of all processes are averaged in one message. Master weights are fp32. If the model computes in lower
@@ -6,6 +6,7 @@ precision, its parameters of two or more dimensions are working copies, written 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -41,9 +42,7 @@ class FlatGroup:
         """Views of a flat vector by parameter name, each with the shape and memory layout of its parameter."""
         pieces = flat.split([p.numel() for p in self.params.values()])
         return {
-            name: piece.view(p.shape[0], *p.shape[2:], p.shape[1]).permute(0, 3, 1, 2)
-            if is_channels_last(p)
-            else piece.view(p.shape)
+            name: piece.as_strided(p.shape, p.stride(), piece.storage_offset())
             for (name, p), piece in zip(self.params.items(), pieces, strict=True)
         }
 
@@ -117,6 +116,21 @@ class FlatOptimizer:
         for group in self.groups:
             if group.work is not group.master:
                 group.work.copy_(group.master)
+
+
+def learning_rate(recipe: Recipe, epoch: int) -> float:
+    """The rate in epoch 0, 1, ...: from warmup_start * lr to lr over the warm-up, then as the schedule says. It is
+    constant within an epoch."""
+    if epoch < recipe.warmup:
+        return recipe.lr * (recipe.warmup_start + (1 - recipe.warmup_start) * epoch / recipe.warmup)
+    if recipe.schedule == "cosine":  # reaches min_lr in the epoch after the last
+        progress = (epoch - recipe.warmup) / (recipe.epochs - recipe.warmup)
+        return recipe.min_lr + (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+    if recipe.schedule == "constant":
+        return recipe.lr
+    # exponential counts epochs from the end of the warm-up, steps from the start of the run
+    steps = bisect_right(recipe.lr_steps, epoch) if recipe.schedule == "steps" else epoch - recipe.warmup
+    return max(recipe.lr * recipe.lr_gamma**steps, min(recipe.lr, recipe.min_lr))
 
 
 def flat_gradient(name: str, p: nn.Parameter, g: Tensor | None) -> Tensor:

@@ -16,63 +16,43 @@ from mspcaps.errors import MspcapsError
 from mspcaps.kernels import fuse
 from mspcaps.models import Model
 from mspcaps.models.layers import Dropout, dropout_keys, use_channels_last
-from mspcaps.training.adversary import RobustLoss
 from mspcaps.training.average import WeightAverage
 from mspcaps.training.device import Engine, in_precision, working_precision
 from mspcaps.training.distributed import World, join_shares
 from mspcaps.training.loader import Loader
-from mspcaps.training.objective import Objective, check_soft_targets, load_teacher
+from mspcaps.training.objective import check_soft_targets, make_loss
 from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.recipe import Recipe
 
 TORCH_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def make_step(
-    model: Model, loader: Loader, recipe: Recipe, engine: Engine, world: World | None = None, fused: bool = True
-) -> "Step":
-    """Lay out the model for its device, build its optimizer and step; `fused`: with our kernels where we have any."""
-    for name, module in model.named_modules():
-        if isinstance(module, TORCH_DROPOUT):
-            raise MspcapsError(
-                f"{name} is a {type(module).__name__} of PyTorch, whose masks a resumed run cannot reproduce: use "
-                "mspcaps.models.layers.Dropout"
-            )
-    check_soft_targets(recipe, model, loader)
-    use_channels_last(model)
-    autocast = working_precision(loader.images.device, recipe.precision)
-    optimizer = FlatOptimizer(model, recipe, autocast or torch.float32)
-    return Step(model, loader, optimizer, engine, autocast, world, fused)
-
-
 class Step:
-    """Trains on the loader's batches; `loss_sum` is the sum of the losses since it was last zeroed."""
+    """Trains on the loader's batches; `loss_sum` is the sum of the losses since it was last zeroed. `fused`: with our
+    kernels where we have any."""
 
     def __init__(
-        self, model: Model, loader: Loader, optimizer: FlatOptimizer, engine: Engine, autocast: torch.dtype | None,
-        world: World | None = None, fused: bool = True,
+        self, model: Model, loader: Loader, recipe: Recipe, engine: Engine, world: World | None = None,
+        fused: bool = True,
     ) -> None:  # fmt: skip
-        self.model, self.loader, self.optimizer, self.autocast = model, loader, optimizer, autocast
-        self.world = world or World()
+        refuse_torch_dropout(model)
+        check_soft_targets(recipe, model, loader)
+        use_channels_last(model)
+        self.model, self.loader, self.world = model, loader, world or World()
         self.device = loader.images.device
+        self.autocast = working_precision(self.device, recipe.precision)
+        self.optimizer = FlatOptimizer(model, recipe, self.autocast or torch.float32)
         self.loss_sum = torch.zeros((), device=self.device)
         dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
-        recipe = optimizer.recipe
-        adversary, ema = recipe.adversary, recipe.ema
-        self.keys = torch.zeros(len(dropouts) + bool(adversary), dtype=torch.int64, device=self.device)
+        self.keys = torch.zeros(len(dropouts) + bool(recipe.adversary), dtype=torch.int64, device=self.device)
         for number, layer in enumerate(dropouts):
             layer.key, layer.share = self.keys[number : number + 1], self.world.rank
         compiled = compiler_of(engine)
         self.fused = fuse(model) if fused and engine != "eager" and self.device.type == "cuda" else model
         self.dropout_keys, self.join_shares = compiled(dropout_keys), compiled(join_shares)
-        optimizer.update = compiled(optimizer.update)
-        self.loss: Callable[[Model, Loader], Tensor]
-        if adversary:
-            key, smoothing = self.keys[-1:], recipe.label_smoothing
-            self.loss = RobustLoss(model, adversary, key, self.world.rank, compiled, smoothing)
-        else:
-            self.loss = Objective(recipe, load_teacher(recipe, model, loader.classes), compiled)
-        self.average = WeightAverage(model, optimizer, ema, compiled) if ema else None
+        self.optimizer.update = compiled(self.optimizer.update)
+        self.loss = make_loss(recipe, model, loader, self.keys[-1:], self.world.rank, compiled)
+        self.average = WeightAverage(model, self.optimizer, recipe.ema, compiled) if recipe.ema else None
         self.averages = self.average.tensors if self.average else {}  # by name
         self.evaluated = self.average.model if self.average else model
         self.steps_per_replay = loader.steps_per_replay if engine == "cudagraph" else 1
@@ -140,6 +120,15 @@ class Step:
         flat = [t for group in self.optimizer.groups for t in (group.master, *group.state)]
         averages = self.average.averages if self.average else []
         return [*flat, *averages, self.optimizer.steps, *self.model.buffers(), self.loss_sum, self.loader.position]
+
+
+def refuse_torch_dropout(model: Model) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, TORCH_DROPOUT):
+            raise MspcapsError(
+                f"{name} is a {type(module).__name__} of PyTorch, whose masks a resumed run cannot reproduce: use "
+                "mspcaps.models.layers.Dropout"
+            )
 
 
 def capture_graph(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:

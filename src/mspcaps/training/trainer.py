@@ -28,14 +28,7 @@ from mspcaps.models import Model, create_model, save_weights
 from mspcaps.models.shipped import weights_path
 from mspcaps.models.transfer import transfer
 from mspcaps.training import ledger
-from mspcaps.training.checkpoint import (
-    CHECKPOINT,
-    check_same_run,
-    load_tensors,
-    read_checkpoint,
-    run_folder,
-    save_checkpoint,
-)
+from mspcaps.training.checkpoint import CHECKPOINT, check_same_run, load_tensors, read_checkpoint, save_checkpoint
 from mspcaps.training.device import Engine, choose_engine
 from mspcaps.training.distributed import join_world, synchronize_batchnorm
 from mspcaps.training.evaluator import Evaluator, make_robust_evaluator
@@ -43,10 +36,10 @@ from mspcaps.training.images import Images, check_outside, load_images, normaliz
 from mspcaps.training.ledger import Accuracy, Run, Seconds
 from mspcaps.training.loader import make_loader
 from mspcaps.training.monitor import summary
+from mspcaps.training.optimizers import learning_rate
 from mspcaps.training.recipe import Recipe, measured_on
 from mspcaps.training.result import BEST, LAST, Epoch, Result, reported_file
-from mspcaps.training.schedules import learning_rate
-from mspcaps.training.step import make_step
+from mspcaps.training.step import Step
 
 # Only one of several concurrent runs may compile, record graphs or draw initial weights at a time: PyTorch has one
 # random state for all threads, and its compiler resets that state to what it was before.
@@ -91,8 +84,8 @@ class Trainer:
         self.inputs: dict[str, Any] = {"images": len(train), **sums}  # may have changed when a run is resumed
         self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
         self.watched = "validation" if validation is not None else self.measured_on  # evaluated after every epoch
-        self.classes, self.shape = train.classes, (train.channels, *train.size)
-        self.folder = run_folder(out, self.recipe)
+        self.classes = train.classes
+        self.folder = out / self.recipe.run_path
         self.repeats = repeats  # the run in the ledger that this one repeats
         self.entry_path = ledger.entry_path(results, self.recipe, ledger.REPEATS if repeats else ledger.RUNS)
         check_outside(self.recipe, self.folder, "out")
@@ -105,8 +98,8 @@ class Trainer:
             synchronize_batchnorm(self.model, self.world)
         self.loader = make_loader(self.recipe, train, device, self.world)
         images = self.loader.steps * self.recipe.batch_size * self.recipe.epochs
-        self.engine = choose_engine(engine, device, self.world.size, images)
-        self.step = make_step(self.model, self.loader, self.recipe, self.engine, self.world)
+        self.engine = choose_engine(engine, device, self.world.size, images, self.model)
+        self.step = Step(self.model, self.loader, self.recipe, self.engine, self.world)
         self.optimizer = self.step.optimizer
         watched = self.test if validation is None else validation
         self.evaluator = Evaluator(self.step.evaluated, watched, device, self.engine, self.step.autocast)
@@ -273,16 +266,13 @@ class Trainer:
         (mean_loss,) = self.world.all_reduce_mean([self.step.loss_sum])  # every process will resume from it
         tensors = self.checkpoint_tensors() | {"loss_sum": mean_loss}
         if self.world.is_main:
-            self.write(tensors)
+            self.write_best()  # first, so that a checkpoint never refers to a missing best file
+            progress = {
+                "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
+                "history": [asdict(row) for row in self.history], "initial": self.initial, **self.inputs,
+            }  # fmt: skip
+            save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
         self.world.barrier()  # no process may look for the checkpoint before it is written
-
-    def write(self, tensors: dict[str, Tensor]) -> None:
-        self.write_best()  # first, so that a checkpoint never refers to a missing best file
-        progress = {
-            "recipe": self.recipe.to_dict(), "epoch": self.epoch, "step": self.steps_done, "seconds": self.clock(),
-            "history": [asdict(row) for row in self.history], "initial": self.initial, **self.inputs,
-        }  # fmt: skip
-        save_checkpoint(self.folder / CHECKPOINT, tensors, progress)
 
     def write_best(self) -> None:
         if self.best:

@@ -55,7 +55,7 @@ class WorkerProcess:
 
     capacity = 1.0
 
-    def __init__(self, slot: Slot, progress: Progress | None = None) -> None:
+    def __init__(self, slot: Slot, progress: Progress) -> None:
         self.slot, self.progress = slot, progress
         self.numbers, self.lock = itertools.count(), threading.Lock()
         self.futures: dict[int, Future[Outcome]] = {}
@@ -93,7 +93,7 @@ class WorkerProcess:
                     number, content = connection.recv()
                     if number is not None:
                         self.futures.pop(number).set_result(content)
-                    elif self.progress is not None:
+                    else:
                         self.progress.update(*content)
         finally:
             connection.close()  # tells the worker, if it is still alive, to save its checkpoints and end

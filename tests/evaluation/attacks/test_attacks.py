@@ -38,7 +38,7 @@ def foolbox():
 @pytest.mark.parametrize(("kind", "steps"), [("FastGradient", 1), ("BasicIterative", 10), ("PGD", 15)])
 def test_against_foolbox(foolbox, kind, steps):
     """Same loss, start, step and number of steps: the same images, and at least as many of them fool."""
-    start = (X + EPS * Draws(3, torch.arange(len(X))).within(X, 0)).clamp(0, 1) if kind == "PGD" else X
+    start = (X + EPS * Draws.for_images(3, X).within(X, 0)).clamp(0, 1) if kind == "PGD" else X
     if kind == "FastGradient":
         theirs = foolbox.attacks.LinfFastGradientAttack(random_start=False)
         size, ours = EPS, fgsm(MODEL, X, Y, EPS)
@@ -95,7 +95,7 @@ def test_apgd_against_a_loop_over_images(objective, steps):
     eps = 0.03  # most survive and go all the way
     found = apgd(MODEL, X, Y, eps, objective, steps=steps, seed=7)
     assert int(wrong(found).sum()) < len(X) - 5
-    draws = Draws(7, torch.arange(len(X))).within(X, 1)
+    draws = Draws.for_images(7, X).within(X, 1)
     for i in range(len(X)):
         x, y = X[i : i + 1], Y[i : i + 1]
         if bool(wrong(x, y=y)):

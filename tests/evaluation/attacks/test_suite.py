@@ -230,7 +230,9 @@ def test_what_fools_a_surrogate_is_tried_after_all_steps():
         assert int((surrogate(X).argmax(1) != Y).sum()) > 10, "it errs by itself, too"
     survived = Target(MODEL, X, Y, clean, 7, 3).transferred(surrogate, eps)
     for i in range(len(X)):
-        image = (X[i : i + 1] + eps * Draws(3, torch.tensor([i])).within(X[i : i + 1], 0)).clamp(0, 1)
+        image = (
+            X[i : i + 1] + eps * Draws.for_images(3, X[i : i + 1], torch.tensor([i])).within(X[i : i + 1], 0)
+        ).clamp(0, 1)
         for _ in range(20):
             image.requires_grad_()
             (slope,) = torch.autograd.grad(nn.functional.cross_entropy(surrogate(image), Y[i : i + 1]), image)

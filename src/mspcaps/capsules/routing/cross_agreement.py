@@ -35,9 +35,6 @@ class CrossAgreementRouting(RoutingBlock):
         self.w2 = nn.Parameter(torch.randn(k, d2, n_out, d_out) / d2**0.5)
         self.w1 = None if shared else nn.Parameter(torch.randn(k * m, d1, n_out, d_out) / d1**0.5)
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={self.arguments[name]}" for name in ("fine", "coarse", "n_out", "d_out", "shared"))
-
     def forward(self, u1: Tensor, u2: Tensor, states: States | None = None) -> Tensor:
         """Appends its RoutingState to `states` if given."""
         U1, U2 = self.votes(u1, u2)  # lines 1-6    [k, b, m, j, e], [k, b, j, e]

@@ -12,13 +12,14 @@ cross-entropy and on the targeted DLR loss, once for each of the nine highest ot
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from mspcaps.evaluation.attacks.common import Adversarial, Attempt, Draws, attacked, check_counts, run_attempts, spread
+from mspcaps.evaluation.attacks.common import Adversarial, Draws, attacked, run_attempts, spread
 from mspcaps.evaluation.attacks.objectives import check_classes, find_objective, targeted_dlr
-from mspcaps.evaluation.attacks.steps import gradient
+from mspcaps.evaluation.attacks.pgd import gradient
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores [b, K], labels [b], targets [b] -> [b]
 TARGETED, TARGETS = "targeted_dlr", 9
@@ -30,27 +31,23 @@ def apgd(
     restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`. The objective may also be "targeted_dlr", which is tried for the nine highest other classes."""
-    check_counts(steps, restarts)
-    with attacked(model, x, y, eps) as classes:
+    with attacked(model, x, y, eps, steps, restarts) as classes:
         if objective == TARGETED:
             check_classes(TARGETED, classes)
             loss: Loss = targeted_dlr
-            ranks = list(range(1, min(TARGETS, classes - 1) + 1))
+            ranks = range(1, min(TARGETS, classes - 1) + 1)
         else:
             plain = find_objective(objective, model, classes)
-            loss, ranks = (lambda scores, y, target: plain(scores, y)), [1]
+            loss, ranks = (lambda scores, y, target: plain(scores, y)), range(1, 2)
 
-        def towards(rank: int, restart: int) -> Attempt:
-            def attempt(x: Tensor, y: Tensor, draws: Draws) -> Adversarial:
-                with torch.no_grad():
-                    target = other_class(model(x), y, rank)
-                noise = draws.within(x, 100 * restart + rank)
-                start = (x + eps * noise / noise.abs().amax((1, 2, 3), keepdim=True)).clamp(0, 1)
-                return Search(model, loss, x, start, y, target, eps).run(steps)
+        def attempt(x: Tensor, y: Tensor, draws: Draws, rank: int, restart: int) -> Adversarial:
+            with torch.no_grad():
+                target = other_class(model(x), y, rank)
+            noise = draws.within(x, 100 * restart + rank)
+            start = (x + eps * noise / noise.abs().amax((1, 2, 3), keepdim=True)).clamp(0, 1)
+            return Search(model, loss, x, start, y, target, eps).run(steps)
 
-            return attempt
-
-        attempts = (towards(rank, restart) for restart in range(restarts) for rank in ranks)
+        attempts = [partial(attempt, rank=rank, restart=restart) for restart in range(restarts) for rank in ranks]
         return run_attempts(attempts, model, x, y, Draws.for_images(seed, x, numbers))
 
 

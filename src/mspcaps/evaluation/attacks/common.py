@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,6 @@ Scores = Callable[[Tensor], Tensor]  # images [b, c, h, w] -> [b, K]
 def check_eps(eps: float) -> None:
     if not (math.isfinite(eps) and 0 <= eps <= 1):
         raise MspcapsError(f"eps is {eps}, but must lie between 0 and 1, such as 8/255")
-
-
-def check_counts(steps: int, restarts: int = 1) -> None:
-    if steps < 1 or restarts < 1:
-        raise MspcapsError(f"{steps} steps and {restarts} restarts: there must be at least one of each")
 
 
 def check_images(x: Tensor) -> None:
@@ -40,12 +36,14 @@ def check_images(x: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Iterator[int]:
+def attacked(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int = 1, restarts: int = 1) -> Iterator[int]:
     """Check all input and yield the number of classes. Inside, the model is in eval mode, without autocast: BatchNorm
     must not mix the images of a batch, nor learn from them. On a GPU convolutions may use TF32, PyTorch's default;
     `full_precision` around the call forbids it."""
     check_eps(eps)
     check_images(x)
+    if steps < 1 or restarts < 1:
+        raise MspcapsError(f"{steps} steps and {restarts} restarts: there must be at least one of each")
     with in_eval_mode(model), torch.autocast(x.device.type, enabled=False):
         with torch.no_grad():
             scores = model(x[:1])
@@ -103,26 +101,25 @@ def run_attempts(attempts: Iterable[Attempt], scores: Scores, x: Tensor, y: Tens
     return result.images
 
 
+@dataclass(frozen=True)
 class Draws:
     """Random numbers of each image: a hash of (seed, number of the image, draw, place), on the device.
 
     They do not depend on the batch that an image is in, nor on the other images.
     """
 
-    def __init__(self, seed: int, numbers: Tensor) -> None:
-        key = torch.tensor([[seed & 0x7FFFFFFF]], device=numbers.device)
-        self.keys = wide_key(hash_words(key | key << 32, numbers[:, None] * 2 + numbers.new_tensor([0, 1])))  # [b, 1]
+    keys: Tensor  # [b, 1]
 
     @classmethod
-    def for_images(cls, seed: int, x: Tensor, numbers: Tensor | None) -> "Draws":
+    def for_images(cls, seed: int, x: Tensor, numbers: Tensor | None = None) -> "Draws":
         """Without `numbers` the images are numbered from 0."""
-        return cls(seed, torch.arange(len(x), device=x.device) if numbers is None else numbers.to(x.device))
+        numbers = torch.arange(len(x), device=x.device) if numbers is None else numbers.to(x.device)
+        key = torch.tensor([[seed & 0x7FFFFFFF]], device=x.device)
+        return cls(wide_key(hash_words(key | key << 32, numbers[:, None] * 2 + numbers.new_tensor([0, 1]))))
 
     def of(self, index: Tensor) -> "Draws":
         """The draws of some of the images."""
-        part = Draws.__new__(Draws)
-        part.keys = self.keys[index]
-        return part
+        return Draws(self.keys[index])
 
     def uniform(self, draw: int, count: int) -> Tensor:
         """-> [b, count] in [0, 1)"""

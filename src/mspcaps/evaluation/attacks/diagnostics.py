@@ -6,6 +6,7 @@ passes them all may still fall to an attack that nobody has tried; if it fails o
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 from torch import nn
@@ -68,7 +69,7 @@ def unchanged(target: Target) -> Iterator[Caution]:
 
 def falling(curves: Sequence[Curve]) -> Iterator[Caution]:
     for curve in curves:
-        for small, large in zip(curve.points, curve.points[1:], strict=False):
+        for small, large in pairwise(curve.points):
             if large.accuracy > small.accuracy + slack(large.survived):
                 yield Caution(
                     "falls with eps",
@@ -80,23 +81,18 @@ def falling(curves: Sequence[Curve]) -> Iterator[Caution]:
 
 
 def iterated(curves: Sequence[Curve]) -> Iterator[Caution]:
-    for single in curves:
-        for many in curves:
-            if (
-                single.attack != "fgsm"
-                or many.attack not in ("bim", "pgd", "apgd")
-                or single.objective != many.objective
-            ):
-                continue
-            for point in many.points:
-                once = single.at(point.eps)
-                if once and point.accuracy > once.accuracy + slack(point.survived):
-                    yield Caution(
-                        "iterated beats single",
-                        f"With eps {format_eps(point.eps)}, {many.label} leaves {point.accuracy:.2f} %, but a single "
-                        f"step only {once.accuracy:.2f} %: the gradients are misleading, perhaps masked.",
-                    )
-                    break
+    singles = [curve for curve in curves if curve.attack == "fgsm"]
+    repeated = [curve for curve in curves if curve.attack in ("bim", "pgd", "apgd")]
+    for single, many in product(singles, repeated):
+        for point in many.points if single.objective == many.objective else ():
+            once = single.at(point.eps)
+            if once and point.accuracy > once.accuracy + slack(point.survived):
+                yield Caution(
+                    "iterated beats single",
+                    f"With eps {format_eps(point.eps)}, {many.label} leaves {point.accuracy:.2f} %, but a single step "
+                    f"only {once.accuracy:.2f} %: the gradients are misleading, perhaps masked.",
+                )
+                break
 
 
 def black_box(curves: Sequence[Curve]) -> Iterator[Caution]:

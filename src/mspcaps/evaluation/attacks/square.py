@@ -6,10 +6,12 @@ place to +-eps, with one sign per channel, and keeps the change if the loss rise
 image, 0.8 at first and halved after 0.1, 0.5, 2, 5, 10, 20, 40, 60 and 80 % of the queries.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from mspcaps.evaluation.attacks.common import Adversarial, Attempt, Draws, attacked, check_counts, run_attempts, spread
+from mspcaps.evaluation.attacks.common import Adversarial, Draws, attacked, run_attempts, spread
 from mspcaps.evaluation.attacks.objectives import Objective, find_objective
 
 INITIAL_P = 0.8
@@ -22,18 +24,17 @@ def square(
     restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`; `steps` are queries."""
-    check_counts(steps, restarts)
-    with attacked(model, x, y, eps) as classes, torch.no_grad():
+    with attacked(model, x, y, eps, steps, restarts) as classes, torch.no_grad():
         loss = find_objective(objective, model, classes)
-
-        def start(restart: int) -> Attempt:
-            return lambda x, y, draws: search(model, loss, x, y, eps, steps, draws, restart * (2 * steps + 1))
-
-        return run_attempts(map(start, range(restarts)), model, x, y, Draws.for_images(seed, x, numbers))
+        attempts = [
+            partial(search, model=model, loss=loss, eps=eps, steps=steps, first=restart * (2 * steps + 1))
+            for restart in range(restarts)
+        ]
+        return run_attempts(attempts, model, x, y, Draws.for_images(seed, x, numbers))
 
 
 def search(
-    model: nn.Module, loss: Objective, x: Tensor, y: Tensor, eps: float, steps: int, draws: Draws, first: int
+    x: Tensor, y: Tensor, draws: Draws, model: nn.Module, loss: Objective, eps: float, steps: int, first: int
 ) -> Adversarial:
     """`first` is the number of the first draw."""
     result, index = Adversarial(x, y), torch.arange(len(x), device=x.device)

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from mspcaps.data import FolderImages, ImageSet, load_dataset
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.accuracy import all_scores, full_precision, limit_batch, placement, prepare
+from mspcaps.evaluation.accuracy import Data, all_scores, full_precision, limit_batch, placement, prepare
 from mspcaps.evaluation.attacks.apgd import TARGETED, apgd
 from mspcaps.evaluation.attacks.common import Draws, attacked, check_eps
-from mspcaps.evaluation.attacks.fgsm import fgsm
 from mspcaps.evaluation.attacks.objectives import OBJECTIVES, find_objective, has_lengths
-from mspcaps.evaluation.attacks.pgd import bim, pgd
+from mspcaps.evaluation.attacks.pgd import bim, fgsm, gradient, pgd, pgd_steps
 from mspcaps.evaluation.attacks.square import square
-from mspcaps.evaluation.attacks.steps import gradient, pgd_steps
 from mspcaps.evaluation.attacks.votes import has_votes, vote_attack
 from mspcaps.evaluation.load import load_for
 from mspcaps.evaluation.robustness import Bits, Curve, Point, Robustness
@@ -188,7 +186,7 @@ class Target:
 
 def attack(
     model: nn.Module | str | Path,
-    data: ImageSet | FolderImages | tuple[Tensor, Tensor] | str | Path | None = None,
+    data: Data | None = None,
     eps: float | Sequence[float] = EPS,
     attacks: str | Sequence[str] | None = None,
     *,
@@ -264,7 +262,7 @@ def run_trials(target: Target, trials: Sequence[Trial], budgets: Sequence[float]
 
 
 def open_target(
-    model: nn.Module, data: Any, split: str, images: int | None, batch_size: int | None, seed: int,
+    model: nn.Module, data: Data | None, split: str, images: int | None, batch_size: int | None, seed: int,
     device: torch.device | str | None, progress: ProgressFn,
 ) -> tuple[str, Target]:  # fmt: skip
     """-> the name of the data, and the target of the attacks."""

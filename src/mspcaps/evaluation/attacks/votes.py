@@ -14,14 +14,15 @@ block adds to the sum before squash (a bias, an affine map) is left out.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from mspcaps.capsules import RoutingState, squash
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.attacks.common import Adversarial, Attempt, Draws, attacked, check_counts, run_attempts
+from mspcaps.evaluation.attacks.common import Adversarial, Draws, attacked, run_attempts
 from mspcaps.evaluation.attacks.objectives import find_objective
 from mspcaps.evaluation.attacks.pgd import walk
 from mspcaps.models import Model, unwrapped
@@ -35,22 +36,21 @@ def vote_attack(
     restarts: int = 1, seed: int = 0, numbers: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As `pgd`, for every model whose routing has votes for the classes."""
-    check_counts(steps, restarts)
-    with attacked(model, x, y, eps) as classes:
+    with attacked(model, x, y, eps, steps, restarts) as classes:
         loss, block = find_objective(objective, model, classes), last_block(model, x[:1])
 
-        def bypass_routing(couplings: Couplings, restart: int) -> Attempt:
-            def attempt(x: Tensor, y: Tensor, draws: Draws) -> Adversarial:
-                def surrogate(images: Tensor) -> Tensor:
-                    with without_routing(block, couplings):
-                        return model(images)
+        def attempt(x: Tensor, y: Tensor, draws: Draws, couplings: Couplings, restart: int) -> Adversarial:
+            def surrogate(images: Tensor) -> Tensor:
+                with without_routing(block, couplings):
+                    return model(images)
 
-                return walk(surrogate, model, loss, x, draws.start(x, eps, restart), y, eps, 2.5 * eps / steps, steps)
+            return walk(surrogate, model, loss, x, draws.start(x, eps, restart), y, eps, 2.5 * eps / steps, steps)
 
-            return attempt
-
-        kinds: tuple[Couplings, ...] = ("uniform", "constant")
-        attempts = (bypass_routing(couplings, restart) for restart in range(restarts) for couplings in kinds)
+        attempts = [
+            partial(attempt, couplings=couplings, restart=restart)
+            for restart in range(restarts)
+            for couplings in get_args(Couplings)
+        ]
         return run_attempts(attempts, model, x, y, Draws.for_images(seed, x, numbers))
 
 
