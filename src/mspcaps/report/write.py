@@ -11,7 +11,7 @@ from mspcaps.data.catalog import CATALOG
 from mspcaps.files import format_duration, write_atomically
 from mspcaps.pages import grid, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
-from mspcaps.report.runs import Group, read_groups
+from mspcaps.report.runs import Group, machine, machines, read_groups
 from mspcaps.training.ledger import Run
 from mspcaps.training.recipe import measured_on
 
@@ -31,7 +31,9 @@ READING = (
     "learns from the others.",
     "“Last epoch” is the accuracy at the end of training. “Best on” names the images that the best epoch was chosen "
     "on: if the accuracy is measured on the same images, it flatters; with validation images it does not.",
-    "“Training” is the time of one run, evaluations included; “shared” means that other runs used the device as well.",
+    "“Training” is the time of one run, evaluations included, then the device and the precision of its arithmetic; "
+    "“shared” means that other runs used the device as well. Runs of one recipe are one row whatever they ran on; a "
+    "row with several devices or precisions names each.",
 )
 
 
@@ -104,7 +106,7 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
             f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
             f"{' (repeat)' if place >= len(group.runs) else ''}",
             *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
-            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit),
+            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", machine(run), short_commit(run.commit),
             run.weights_sha256[:8] or "–",
         )
         for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
@@ -156,7 +158,7 @@ def page(groups: list[Group]) -> str:
         "data sets": f"{len({run.dataset for run in runs})}",
         "models": f"{len({run.model for run in runs})}",
         "training time": format_duration(sum(run.seconds.train for run in runs)),
-        "devices": ", ".join(sorted({run.device for run in runs})),
+        "devices": "; ".join(machines(runs)),
     }
     return render(
         "report.html", title="mspcaps · report", facts=facts, sections=sections_of(groups), heads=HEADS,
