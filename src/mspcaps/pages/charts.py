@@ -62,9 +62,8 @@ class Axes:
         for tick in self.ticks:
             y = self.y_at(tick)
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="{kind}" x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{y_words(tick)}</text>'
-            )
+            place = f'x="{left - 7}" y="{y + 4:.1f}" text-anchor="end"'
+            parts.append(f'<text class="{kind}" {place}>{y_words(tick)}</text>')
         for x, words in x_words.items():
             place = f'x="{self.x_at(x):.1f}" y="{self.bottom + 17}"'
             parts.append(f'<text class="{kind}" {place} text-anchor="middle">{escape(words)}</text>')

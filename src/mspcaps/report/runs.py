@@ -111,11 +111,10 @@ def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
     count as runs."""
     members: list[list[Run]] = []
     for run in runs:
-        group = next((group for group in members if same_training(group[0], run)), None)
-        if group is None:
-            members.append([run])
-        else:
-            group.append(run)
+        group = next((group for group in members if same_training(group[0], run)), [])
+        if not group:
+            members.append(group)
+        group.append(run)
     groups = [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in members]
     orphans = [r for r in repeats if not any(same_training(group[0], r) for group in members)]
     return groups + (group_runs(orphans) if orphans else [])

@@ -31,9 +31,8 @@ READING = (
     "learns from the others.",
     "“Last epoch” is the accuracy at the end of training. “Best on” names the images that the best epoch was chosen "
     "on: if the accuracy is measured on the same images, it flatters; with validation images it does not.",
-    "“Training” is the time of one run, evaluations included, then the device and the precision of its arithmetic; "
-    "“shared” means that other runs used the device as well. Runs of one recipe are one row whatever they ran on; a "
-    "row with several devices or precisions names each.",
+    "“Training” is the time of one run, evaluations included, its device and precision; “shared” means that other runs "
+    "used the device as well. A row with runs on several devices or in several precisions names each.",
 )
 
 
@@ -78,16 +77,11 @@ def row_of(group: Group) -> tuple[str, ...]:
 
 def charts_of(group: Group) -> list[tuple[str, Markup]]:
     run = group.first
-    name, watched = f"{run.model} on {run.dataset}", run.watched
+    name = f"{run.model} on {run.dataset}"
+    accuracies, losses = ([one.curve[key] for one in group.runs] for key in ("accuracy", "loss"))
     charts = [
-        (
-            f"Accuracy on the {watched} images, in percent",
-            accuracy_chart([run.curve["accuracy"] for run in group.runs], f"Accuracy of {name}"),
-        ),
-        (
-            "Loss on the training images, logarithmic",
-            loss_chart([run.curve["loss"] for run in group.runs], f"Loss of {name}"),
-        ),
+        (f"Accuracy on the {run.watched} images, in percent", accuracy_chart(accuracies, f"Accuracy of {name}")),
+        ("Loss on the training images, logarithmic", loss_chart(losses, f"Loss of {name}")),
         *health_charts(group),
     ]
     return [(words, Markup(chart)) for words, chart in charts]
