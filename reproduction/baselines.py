@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from mspcaps.bench.tables import number
 from mspcaps.files import format_bytes
 from mspcaps.models import Summary
-from mspcaps.report.runs import Group, settings
-from mspcaps.training.recipe import list_recipes
+from mspcaps.report.runs import Group, machines, settings
+from mspcaps.training.recipe import list_recipes, read_toml, recipe_folder
 from reproduction import paper
 from reproduction.paper import PaperTable
-from reproduction.study_tables import NONE, drop_empty, markdown_table
+from reproduction.study_tables import NONE, drop_empty, markdown_table, with_n
 from reproduction.tables import Report, changes, cost_of, data_title, gap_to, recipe_settings
 from reproduction.tradeoff import Mark, tradeoff_chart
 
@@ -24,12 +24,14 @@ TITLES = {"resnet20": "ResNet-20", "resnet18": "ResNet-18"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One network on one data set: what the paper prints ("-" where there is nothing) and our runs."""
+    """One network on one data set: what the paper prints ("-" where there is nothing), our runs, and those of fewer
+    epochs than were planned, which do not count."""
 
     dataset: str
     printed: str
     group: Group | None
     native: Group | None = None  # by the network's own recipe
+    short: Sequence[Group] = ()
 
     @property
     def figure(self) -> float | None:
@@ -115,17 +117,30 @@ class Baselines:
 
     def cell(self, model: str, dataset: str, printed: str) -> Cell:
         kind = "controls" if model in TITLES else "paper"
-        groups = (self.trained(f"{way}/{dataset}/{model}") for way in (kind, "native"))
-        return Cell(dataset, printed, *groups)
+        own, native = (f"{way}/{dataset}/{model}" for way in (kind, "native"))
+        return Cell(dataset, printed, self.trained(own), self.trained(native), self.lengths(own)[1])
 
     def trained(self, recipe: str) -> Group | None:
-        """The runs of a recipe; if there are none, the longest of those that differ from it only in their epochs."""
+        """The runs of a recipe; if there are none, the longest that differ from it only in their epochs, if these are
+        as many as planned."""
+        return next(iter(self.lengths(recipe)[0]), None)
+
+    def lengths(self, recipe: str) -> tuple[list[Group], list[Group]]:
+        """The groups that differ from a recipe at most in their epochs, the longest first but its own before all: those
+        with as many epochs as planned, and the rest."""
         if recipe not in list_recipes():
-            return None
+            return [], []
         own = recipe_settings(recipe)
         same = [g for g in self.report.tested if (g.first.model, g.first.dataset) == (own["model"], own["data"])]
         like = [g for g in same if not changes(settings(g.first.recipe), own)]
-        return max(like, key=lambda g: (g.first.epochs == own["epochs"], g.first.epochs), default=None)
+        like.sort(key=lambda g: (g.first.epochs != own["epochs"], -g.first.epochs))
+        long = [g for g in like if g.first.epochs >= planned_epochs().get(recipe, own["epochs"])]
+        return long, [g for g in like if g not in long]
+
+    @property
+    def short(self) -> list[tuple[Network, Cell, Group]]:
+        """Runs of fewer epochs than planned."""
+        return [(network, cell, group) for network in self.networks for cell in network.cells for group in cell.short]
 
     @property
     def networks(self) -> list[Network]:
@@ -134,8 +149,15 @@ class Baselines:
 
     @property
     def untrained(self) -> list[Network]:
-        """Those without a run on CIFAR-10: only if there are none may a page claim that all families are here."""
+        """Those without a run on CIFAR-10 of the planned length: only if there are none may a page claim that all
+        families are here."""
         return [network for network in self.networks if network.cifar10.group is None]
+
+    @property
+    def machines(self) -> list[str]:
+        """What the counted runs were trained on."""
+        groups = [cell.group for network in self.networks for cell in network.cells if cell.group]
+        return machines(run for group in groups for run in group.runs)
 
     @property
     def ranked(self) -> list[Network]:
@@ -173,12 +195,14 @@ class Baselines:
         results = sorted(self.bench_results, key=lambda result: result["environment"]["date"])
         return {name: family for result in results for name, family in result["families"].items()}
 
-    def gpu_seconds(self, network: Network) -> float:
-        """Of one run on CIFAR-10, from the ledger if it had a GPU to itself. Runs share a GPU unequally, so theirs is
-        the time that the steps take alone, if it was measured."""
-        group, speed = network.cifar10.group, self.speeds.get(network.model)
-        assert group is not None
-        run = group.first
+    def gpu_seconds(self, network: Network) -> float | None:
+        """Of one run on CIFAR-10, from the ledger if it had a GPU to itself; None without a run on a GPU. Runs share a
+        GPU unequally, so theirs is the time that the steps take alone, if it was measured."""
+        trained, speed = network.cifar10.group, self.speeds.get(network.model)
+        runs = tuple(run for run in (trained.runs if trained else ()) if "CPU" not in run.device)
+        if not runs:
+            return None
+        group, run = Group(runs), runs[0]
         if group.alone or not speed or not run.images or self.bench_results[0]["environment"]["device"] != run.device:
             return group.gpu_seconds
         return run.images * run.epochs / float(speed["train"]["images_per_second"])
@@ -188,6 +212,13 @@ class Baselines:
         """Those of the first device: a GPU, if one was measured."""
         results = [result for result in self.benchmarks if result["what"] == "families"]
         return [r for r in results if r["environment"]["device"] == results[0]["environment"]["device"]]
+
+
+@cache
+def planned_epochs() -> dict[str, int]:
+    """Of the recipes that the sweep of the baselines cuts."""
+    runs = read_toml(recipe_folder() / "sweeps" / "baselines.toml", "the sweep")["runs"]
+    return {run["recipe"]: run["epochs"] for run in runs if "epochs" in run}
 
 
 # Tables and charts
@@ -224,11 +255,25 @@ def cost_table(baselines: Baselines, rows: Iterable[Network]) -> str:
         if row.cost is None:
             continue
         group, speed = row.cifar10.group, baselines.speeds.get(row.model)
-        trained = (f"{baselines.gpu_seconds(row):,.0f}", str(group.first.epochs)) if group else (NONE, NONE)
+        seconds = baselines.gpu_seconds(row)
+        trained = (NONE if seconds is None else f"{seconds:,.0f}", f"{group.first.epochs}" if group else NONE)
         cells = speed_cells(speed) if speed else (NONE,) * 4
         lines.append((row.title, f"{row.cost.params:,}", number(row.cost.macs / 1e6), *trained, *cells))
     columns, rest = drop_empty(heads, lines)
     return markdown_table(columns, rest, range(1, len(columns)))
+
+
+def short_table(baselines: Baselines) -> str:
+    """Runs that the tables above leave out."""
+    rows = [
+        (
+            network.title, data_title(cell.dataset), f"{group.first.epochs}", with_n(group.last), str(group.best),
+            group.training_time,
+        )
+        for network, cell, group in baselines.short
+    ]  # fmt: skip
+    heads = ("network", "data", "epochs", "last epoch", "best epoch", "training")
+    return markdown_table(heads, rows, (2, 3, 4)) if rows else ""
 
 
 def speed_cells(family: Mapping[str, Any]) -> tuple[str, ...]:
@@ -251,8 +296,8 @@ def charts(baselines: Baselines) -> dict[str, str]:
             title += f" ({cell.group.first.epochs} epochs)"
         if last is not None or cell.figure is not None:
             by_size.append(Mark(title, network.cost.params, last, cell.figure, control))
-        if cell.group:
-            by_cost.append(Mark(title, baselines.gpu_seconds(network), last, None, control))
+        if seconds := baselines.gpu_seconds(network):
+            by_cost.append(Mark(title, seconds, last, None, control))
     upwards = "CIFAR-10 accuracy (percent)"
     size, cost = "parameters at 3 × 32 × 32", "training on CIFAR-10, seconds of one GPU"
     svgs = {"accuracy_parameters.svg": tradeoff_chart(by_size, (size, upwards), "Accuracy against parameters")}

@@ -4,16 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mspcaps.report.runs import Group, Spread
-from mspcaps.training.ledger import Run
+from mspcaps.report.runs import Group, Spread, machine
 from reproduction import paper
 from reproduction.dots import Line
-from reproduction.significance import Difference, holm
+from reproduction.significance import Correlation, Difference, holm, paired
 
 SEEDS = 10  # fixed before they were trained, for these:
 PLANNED = ("mspcaps_t", "mspcaps_t_scale8", "mspcaps_t_dr", "mspcaps_t_unshared", "mspcaps_t_p2", "mspcaps_t_self",
            "mspcaps_t_linear_margin")  # fmt: skip
 FIRST_SEEDS = range(3)  # of all models of T's size
+COMMON = 5  # seeds: fewer say little about a correlation
 POOLED = "mspcaps_t"  # models of this size have several runs each, enough to estimate one spread for all
 
 
@@ -139,8 +139,9 @@ def first_seeds(groups: Mapping[str, Group]) -> dict[str, Group]:
 
 
 def verdict_on(pairs: Sequence[Comparison]) -> str:
-    """On a claim as a whole, by its uncorrected intervals; empty while runs are missing."""
-    if any(pair.difference is None for pair in pairs):
+    """On a claim as a whole, by its uncorrected intervals; empty while runs are missing or none has an interval."""
+    differences = [pair.difference for pair in pairs]
+    if None in differences or not any(d and d.interval for d in differences):
         return ""
     held = sum(pair.holds for pair in pairs)
     return "holds" if held == len(pairs) else "holds in part" if held else "is not confirmed"
@@ -158,6 +159,7 @@ class Pooled:
 
     models: int
     deviation: float
+    ends: tuple[float, float]  # the lowest and the highest deviation of a single model
     freedom: int
     pairs: tuple[Comparison, ...]
     significant: tuple[bool, ...]  # after Holm's correction
@@ -172,46 +174,56 @@ def pool(pairs: Sequence[Comparison]) -> Pooled | None:
     ]
     spreads = {model: spread for pair, a, b in sides for model, spread in zip(pair.models, (a, b), strict=True)}
     freedom = sum(spread.n - 1 for spread in spreads.values())
-    squares = sum((spread.n - 1) * spread.deviation**2 for spread in spreads.values() if spread.deviation)
+    deviations = [spread.deviation or 0.0 for spread in spreads.values()]
+    squares = sum((spread.n - 1) * own**2 for spread, own in zip(spreads.values(), deviations, strict=True))
     if len(spreads) < 3 or not squares:
         return None
     deviation = math.sqrt(squares / freedom)
     differences = [Difference.pooled(a, b, deviation, freedom) for _, a, b in sides]
     significant = holm([d.p_value for d in differences if d.p_value is not None])
-    return Pooled(len(spreads), deviation, freedom, tuple(pair for pair, *_ in sides), tuple(significant))
+    ends = min(deviations), max(deviations)
+    return Pooled(len(spreads), deviation, ends, freedom, tuple(pair for pair, *_ in sides), tuple(significant))
 
 
 def repeat_differences(groups: Mapping[str, Group]) -> dict[str, Difference]:
-    """Of models with repeats: mean of the first runs minus mean of the repeats, which should not differ at all."""
-    return {
-        model: Difference.of(last_epochs(group.runs), last_epochs(group.repeats))
-        for model, group in groups.items()
-        if group.repeats
-    }
+    """Of models with repeats: first runs minus repeats of the same seeds on the same kind of machine, which should not
+    differ at all."""
+    found = {}
+    for model, group in groups.items():
+        kinds = {run.seed: machine(run) for run in group.runs}
+        alike = Group(tuple(run for run in group.repeats if machine(run) == kinds.get(run.seed)))
+        if difference := paired(Group(group.runs).by_seed("last"), alike.by_seed("last")):
+            found[model] = difference
+    return found
+
+
+def seed_correlations(pairs: Sequence[Comparison]) -> list[float]:
+    """How far the accuracies of one seed go together, of every comparison with at least five seeds in common: near 0,
+    pairing them would gain nothing."""
+    both = [(pair.a.by_seed("last"), pair.b.by_seed("last")) for pair in pairs if pair.a and pair.b]
+    common = [[(a[seed], b[seed]) for seed in a if seed in b] for a, b in both]
+    found = [Correlation.of(*zip(*values, strict=True)) for values in common if len(values) >= COMMON]
+    return [one.r for one in found if one]
 
 
 def later_seeds(groups: Mapping[str, Group]) -> list[tuple[str, Spread, Spread, Difference]]:
     """Of models with more than the first three seeds: those three, the later ones, and their difference."""
     rows = []
     for model, group in groups.items():
-        first = [run for run in group.runs if run.seed in FIRST_SEEDS]
-        later = [run for run in group.runs if run.seed not in FIRST_SEEDS]
+        by_seed = group.by_seed("last")
+        first, later = ([v for seed, v in by_seed.items() if (seed in FIRST_SEEDS) == which] for which in (True, False))
         if later and first:
-            a, b = last_epochs(first), last_epochs(later)
+            a, b = Spread.of(first), Spread.of(later)
             rows.append((model, a, b, Difference.of(a, b)))
     return rows
 
 
-def last_epochs(runs: Sequence[Run]) -> Spread:
-    return Spread.of([run.accuracy.last for run in runs])
-
-
 def panels(claim: Claim, groups: Mapping[str, Group]) -> list[list[Line]]:
-    """For the chart: every model with its runs and the paper's figure, a panel each for T and L."""
+    """For the chart: every model with its seeds and the paper's figure, a panel each for T and L."""
     lines: dict[str, list[Line]] = {}
     for model in dict.fromkeys(model for pair in claim.pairs for model in pair):
         group, figure = groups.get(model), paper.figure_of(model, "cifar10") if claim.table else None
-        values = tuple(run.accuracy.last for run in group.runs + group.repeats) if group else ()
+        values = tuple(group.seeds("last")) if group else ()
         line = Line(claim.words[model], values, group.last.mean if group else None, figure.accuracy if figure else None)
         lines.setdefault(model.split("_")[1], []).append(line)
     return list(lines.values())

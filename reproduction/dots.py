@@ -27,7 +27,7 @@ text { fill: #dcdfe6 } .faint { fill: #9aa0ab } .grid { stroke: #3a3e47 }
 
 @dataclass(frozen=True)
 class Line:
-    """One model: its name, the accuracies of its runs in percent, their mean over seeds, and the paper's."""
+    """One model: its name, the accuracies of its seeds in percent, their mean, and the paper's."""
 
     name: str
     runs: tuple[float, ...]
@@ -91,7 +91,7 @@ def key(y: float, paper: bool) -> list[str]:
     """What the marks mean."""
     parts = [
         f'<circle class="run" cx="{LEFT + 6}" cy="{y - 5}" r="5"/>',
-        f'<text class="faint" x="{LEFT + 18}" y="{y}">a run, last epoch</text>',
+        f'<text class="faint" x="{LEFT + 18}" y="{y}">a seed, last epoch</text>',
         f'<line class="mean" x1="{LEFT + 152}" x2="{LEFT + 152}" y1="{y - 14}" y2="{y + 4}"/>',
         f'<text class="faint" x="{LEFT + 162}" y="{y}">their mean{"" if paper else " (percent)"}</text>',
     ]

@@ -14,7 +14,7 @@ from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper, robustness
-from reproduction.baselines import Baselines, accuracy_table, charts, cost_table
+from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, short_table
 from reproduction.collapse import study_collapse
 from reproduction.dots import dot_chart, scatter_chart
 from reproduction.lacaps import lacaps_values
@@ -131,7 +131,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "health_images": IMAGES_ELSEWHERE, "training_losses": training_losses(report.compared),
         "t": row_of_t(report), "sharing_gap": next(p.difference for p in pairs if p.claim.table == SHARING),
         "t_rows": t_rows(report), "seeds": seeds_of(report.compared), "verdicts": verdicts(before, compared),
-        "repeats": claims.repeat_differences(report.compared),
+        "repeats": claims.repeat_differences(report.compared), "together": claims.seed_correlations(pairs),
         "later": claims.later_seeds(report.compared), "later_table": later_table,
         "benchmarks": [  # the cost per pixel is in docs/lacaps.md
             (result, *bench_tables.result_tables(result)) for result in benchmarks if result["what"] != "pixels"
@@ -141,7 +141,8 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "lacaps": lacaps_values(report, baselines),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
-        "cost_table": cost_table, "table_of": table_of, "trial_table": trial_table,
+        "cost_table": cost_table, "short_table": short_table(baselines), "numbers": numbers,
+        "table_of": table_of, "trial_table": trial_table,
         "runs_table": markdown_table(RUN_HEADS, run_rows(report.groups, repeats=False), RUN_FIGURES),
         "comparison_table": comparison_table(pairs), "repeats_table": repeats_table(report),
         "readme_grid": readme_grid(report), "named_table": named_table, "methods_table": methods_table,

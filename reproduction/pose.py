@@ -14,9 +14,9 @@ from mspcaps.data import pose
 from mspcaps.data.catalog import CATALOG
 from mspcaps.evaluation.shift_results import ShiftResult, list_shifts, shift_chart
 from mspcaps.evaluation.shifts import CHANGES
-from mspcaps.report.runs import Group, Spread, settings
+from mspcaps.report.runs import Group, machines, settings
 from mspcaps.training.recipe import list_recipes, load_recipe
-from reproduction.significance import Difference, holm, signed
+from reproduction.significance import Difference, holm, paired, signed
 from reproduction.study_tables import NONE, markdown_table, with_n
 from reproduction.tables import Report, data_title, recipe_settings
 
@@ -59,17 +59,6 @@ class Pair:
         return f"{signed(self.difference.gap)}{interval}"
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    """The mean difference over the same seeds, with Student's interval if there are two or more."""
-    gaps = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
-    if not gaps:
-        return None
-    spread = Spread.of(gaps)
-    if not spread.deviation:
-        return Difference(spread.mean, None)
-    return Difference.from_error(spread.mean, spread.deviation / spread.n**0.5, spread.n - 1)
-
-
 @dataclass(frozen=True)
 class Task:
     """One of the two tasks: the runs of every network."""
@@ -81,6 +70,11 @@ class Task:
     @property
     def title(self) -> str:
         return CATALOG[self.name].title
+
+    @property
+    def machines(self) -> list[str]:
+        """What the runs of the table were trained on."""
+        return machines(run for group in (*self.groups.values(), *self.known.values()) for run in group.runs)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -157,7 +151,7 @@ class Shifted:
         for model, recipe in self.networks:
             difference = paired(self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
             if model != FIRST and difference:
-                pairs[model, recipe] = Pair(model, self.title, difference)
+                pairs[model, recipe] = Pair(model, self.title + (f" by `{recipe}`" if recipe else ""), difference)
         return pairs
 
     @property
@@ -190,10 +184,12 @@ def read_shifted(results: Path) -> list[Shifted]:
 
 
 def verdict(pairs: Sequence[Pair]) -> dict[str, list[str]]:
-    """The outcome of the comparisons with a linear head, after Holm's correction for all that have an interval."""
+    """The outcome of the comparisons with a linear head, after Holm's correction for all that have an interval; the
+    others are open."""
     judged = [pair for pair in pairs if pair.difference.p_value is not None]
     significant = holm([pair.difference.p_value for pair in judged if pair.difference.p_value is not None])
     outcomes: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+    outcomes["open"] = [pair.words for pair in pairs if pair not in judged]
     for pair, clear in zip(judged, significant, strict=True):
         outcomes["undecided" if not clear else "better" if pair.difference.gap > 0 else "worse"].append(pair.words)
     return outcomes
@@ -207,5 +203,6 @@ def pose_values(report: Report, results: Path) -> dict[str, Any]:
     return {
         "tasks": tasks, "shifted": shifted, "pose_verdict": verdict(twins), "shift_verdict": verdict(changed),
         "poses": pose, "splits": pose.SPLITS, "epochs": load_recipe(f"pose/{TASKS[0]}/{FIRST}").epochs,
-        "pose_judged": len(twins), "shift_judged": len(changed), "changes": CHANGES,
+        "changes": CHANGES,
+        "tasks_missing": [CATALOG[name].title for name in TASKS if name not in {task.name for task in tasks}],
     }  # fmt: skip

@@ -72,11 +72,11 @@ def test_the_reference_trains():
 def test_the_workers_bring_every_image_once_per_epoch_and_end():
     task = Task(batch_size=2, img_size=16, images=6)
     reference = EagerReference(task.model("mspcaps_t_scale16"), task.data(), 2, Augmentation(crop=2, flip=True), CPU, 1)
-    batches = [reference.next_batch() for _ in range(6)]
+    batches = [next(reference.batches) for _ in range(6)]
     assert all(x.shape == (2, 3, 16, 16) and x.dtype == torch.float32 and x.max() <= 1 for x, _ in batches)
     labels = [torch.cat([y for _, y in epoch]).sort().values for epoch in (batches[:3], batches[3:])]
     assert torch.equal(*labels) and torch.equal(labels[0], task.data().labels.sort().values)
-    workers = reference.batches._workers
+    workers = reference.loader._iterator._workers
     reference.close()
     deadline = time.monotonic() + 10
     while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:

@@ -19,6 +19,7 @@ from mspcaps.pages.charts import (
     log_ticks,
     nice_ticks,
     panels_chart,
+    percent_ticks,
 )
 from tests.pages.html_checks import assert_self_contained
 
@@ -46,6 +47,7 @@ def test_templates_escape_what_they_are_given():
 
 def test_charts():
     assert nice_ticks(74.5, 86.5) == [70, 75, 80, 85, 90]
+    assert (percent_ticks(100.0, 100.0)[-1], percent_ticks(0.0, 0.0)[0], percent_ticks(81.0, 98.5)[-1]) == (100, 0, 100)
     assert nice_ticks(3.0, 3.0)[0] <= 3 <= nice_ticks(3.0, 3.0)[-1]
     assert log_ticks(0.09, 2.8) == pytest.approx([0.03, 0.1, 0.3, 1, 3])
     assert confusion_chart([[1, 0], [3, 0]], ["a", "b"]).count('<text class="count') == 2

@@ -14,7 +14,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.report import write_report
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart, tick_words
 from mspcaps.report.runs import Spread, group_runs, read_groups, settings
-from mspcaps.report.write import markdown, page
+from mspcaps.report.write import markdown, page, run_rows
 from mspcaps.training import Recipe, train
 
 T = "paper/cifar10/mspcaps_t"
@@ -60,7 +60,7 @@ def test_figures_are_mean_and_deviation_over_seeds(ledger):
     row = cells(markdown(read_groups(ledger)), "mspcaps_t | paper")
     assert row[3] == f"{statistics.mean(last):.2f} ± {statistics.stdev(last):.2f}" == "88.40 ± 0.26"
     assert row[4] == f"{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f}" == "88.80 ± 0.10"
-    assert row[5:] == ["test", "3", "344,320", "110 s, a GPU"]
+    assert row[5:] == ["test", "3", "344,320", "110 s, a GPU, bf16"]
     assert cells(markdown(read_groups(ledger)), "mspcaps_t | own+lr=0.002")[2:7] == [
         "held-out", "90.00", "91.00", "held-out", "1",
     ]  # fmt: skip
@@ -100,9 +100,27 @@ def test_the_time_of_a_run_beside_others_does_not_count_if_one_was_alone(tmp_pat
     for seed in (0, 1):
         seconds = {"train": 400.0 + 100 * seed, "per_epoch": 1.3, "side_by_side": 4}
         enter(tmp_path, entry(T, [80.0], seed, seconds=seconds))
-    assert read_groups(tmp_path)[0].training_time == "450 s, a GPU, shared"
+    assert read_groups(tmp_path)[0].training_time == "450 s, a GPU, bf16, shared"
     enter(tmp_path, entry(T, [80.0], 2))  # 120 s
-    assert read_groups(tmp_path)[0].training_time == "120 s, a GPU"
+    assert read_groups(tmp_path)[0].training_time == "120 s, a GPU, bf16"
+
+
+def test_runs_of_several_machines_are_one_row_that_names_each(tmp_path):
+    """Another device, another precision, or one that an old entry does not name: the times are not averaged."""
+    for seed, machine in enumerate((("a GPU", "bf16"), ("a GPU", "fp32"), ("a CPU", "fp32"), ("a CPU", ""))):
+        enter(tmp_path, entry(T, [80.0], seed, device=machine[0], precision=machine[1]))
+    (group,) = read_groups(tmp_path)
+    assert group.last.n == 4
+    assert group.training_time == "130 s, a CPU; 120 s, a CPU, fp32; 100 s, a GPU, bf16; 110 s, a GPU, fp32"
+    assert [row[9] for row in run_rows([group])] == ["a GPU, bf16", "a GPU, fp32", "a CPU, fp32", "a CPU"]
+
+
+def test_a_measure_that_a_health_lacks_has_no_chart(tmp_path):
+    made = entry(T, [80.0])
+    made["curve"]["health"] = {"block": {"capsules": 4, "top": [1.5] * made["epochs"]}, "other": {}}
+    enter(tmp_path, made)
+    ((title, _),) = health_charts(read_groups(tmp_path)[0])
+    assert title.startswith("block: mean coupling")
 
 
 def test_the_page_is_whole_needs_nothing_else_and_says_the_same(ledger):

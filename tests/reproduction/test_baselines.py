@@ -10,7 +10,7 @@ from ledger_makers import enter, entry, shortened
 from mspcaps.bench import list_families
 from mspcaps.models import list_models, summarize
 from reproduction import paper
-from reproduction.baselines import Baselines, accuracy_table, charts, cost_table
+from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, short_table
 from reproduction.dots import Frame
 from reproduction.pages import read_benchmarks, render, values_of
 from reproduction.tables import read_report
@@ -81,6 +81,32 @@ def test_only_the_epochs_may_differ_and_the_whole_recipe_comes_first(results):
     assert network(baselines_of(results), "deepcaps").cifar10.group.first.epochs == 260
     enter(results, shortened("paper/cifar10/deepcaps", 90.0, 270))
     assert network(baselines_of(results), "deepcaps").cifar10.group.first.epochs == 270
+
+
+def test_a_run_shorter_than_planned_is_listed_but_does_not_count(tmp_path):
+    """The sweep plans 45 epochs for OrthCaps-D and the recipe's 300 for Efficient-Caps."""
+    for model, epochs in (("orthcaps_d", 45), ("orthcaps_d", 44), ("efficient_capsnet", 299), ("capsnet", 5)):
+        enter(tmp_path, shortened(f"paper/cifar10/{model}", 70.0, epochs))
+    enter(tmp_path, shortened("own/cifar10/lacaps_t", 70.0, 4))
+    baselines = baselines_of(tmp_path)
+    trained = {n.model: n.cifar10.group.first.epochs for n in baselines.networks if n.cifar10.group}
+    assert trained == {"orthcaps_d": 45} and baselines.trained("own/cifar10/lacaps_t") is None
+    short = [(network.model, group.first.epochs) for network, _, group in baselines.short]
+    assert sorted(short) == [("capsnet", 5), ("efficient_capsnet", 299), ("orthcaps_d", 44)]
+    assert cells(short_table(baselines), "CapsNet")[1:4] == ["CIFAR-10", "5", "70.00 (n = 1)"]
+    assert short_table(baselines_of(enter(tmp_path / "b", entry("quickstart", [1.0])).parents[3])) == ""
+
+
+def test_the_cost_in_gpu_seconds_is_that_of_runs_on_a_gpu(tmp_path):
+    slow = {"seconds": {"train": 9_000.0, "per_epoch": 1.0}, "device": "x86_64 CPU, 2 threads", "precision": "fp32"}
+    enter(tmp_path, entry("paper/cifar10/capsnet", [74.0], 1, **slow))
+    baselines = baselines_of(tmp_path)
+    assert baselines.gpu_seconds(network(baselines, "capsnet")) is None
+    assert cells(cost_table(baselines, baselines.tables[0][1]), "CapsNet")[-1] == "300"
+    assert "accuracy_cost.svg" not in charts(baselines) and baselines.machines == ["x86_64 CPU, 2 threads, fp32"]
+    enter(tmp_path, entry("paper/cifar10/capsnet", [74.0]))
+    baselines = baselines_of(tmp_path)
+    assert baselines.gpu_seconds(network(baselines, "capsnet")) == 100.0
 
 
 def test_held_out_runs_never_count(tmp_path):

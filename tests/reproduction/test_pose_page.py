@@ -41,7 +41,18 @@ def test_differences_are_paired_by_seed(ledger: Path) -> None:
     assert resnet.difference.gap == -5.0 and resnet.difference.margin is None
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert verdict(task.pairs)["better"] == [linear.words] and not verdict([resnet])["undecided"]
+    assert verdict([resnet, linear]) == {"better": [linear.words], "worse": [], "undecided": [], "open": [resnet.words]}
     assert "99.25" in task.table and set(task.known) == {"resnet20"}
+
+
+def test_a_task_alone_names_its_machines_and_the_other_task_is_missing(ledger: Path) -> None:
+    values = pose_values(read_report(ledger), ledger)
+    assert values["tasks"][0].machines == ["a GPU, bf16"] and values["tasks_missing"] == ["dSprites, held-out poses"]
+    for seed in range(5):
+        run = entry("pose/mnist40/mspcaps_t_linear_margin", [95.0], seed, device="a CPU", precision="fp32")
+        enter(ledger, run)
+    (task,) = read_tasks(read_report(ledger))
+    assert task.machines == ["a CPU, fp32", "a GPU, bf16"] and "a CPU, fp32" in task.table
 
 
 def changed(seed: int, model: str, level: float, **more: bool) -> ShiftResult:

@@ -11,12 +11,21 @@ import pytest
 
 from ledger_makers import enter, enter_seeds, enter_three_seeds, entry
 from mspcaps.errors import MspcapsError
-from mspcaps.report.runs import settings
+from mspcaps.report.runs import Spread, settings
 from mspcaps.training.recipe import load_recipe
-from reproduction.claims import CLAIMS, compare, later_seeds, pool, repeat_differences, smaller_gaps, verdict_on
+from reproduction.claims import (
+    CLAIMS,
+    compare,
+    later_seeds,
+    pool,
+    repeat_differences,
+    seed_correlations,
+    smaller_gaps,
+    verdict_on,
+)
 from reproduction.dots import Line, dot_chart
 from reproduction.pages import cells, repeats_table, values_of
-from reproduction.significance import Difference, holm, quantile, signed
+from reproduction.significance import Difference, holm, paired, quantile, signed
 from reproduction.tables import binomial_error, changes, read_report, trials_of
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +62,7 @@ def test_figures(ledger):
     assert printed == "88.71"
     assert ours == f"{statistics.mean(last):.2f} ± {statistics.stdev(last):.2f} (n = 3)" == "88.40 ± 0.26 (n = 3)"
     assert ours_best == f"{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f}" == "88.80 ± 0.10"
-    assert (difference, parameters, training) == ("+0.09", "344,320", "110 s, a GPU")
+    assert (difference, parameters, training) == ("+0.09", "344,320", "110 s, a GPU, bf16")
     assert T in command
 
 
@@ -212,20 +221,51 @@ def test_a_verdict_names_its_correction(ledger):
 
 
 def test_repeats_change_means_but_not_n(ledger):
-    """Seeds 88.6, 88.5, 88.1 made again with 88.5, 88.4, 88.0: 0.05 less on average, as far apart as before."""
-    enter_seeds(ledger, T, [88.5, 88.4, 88.0], kind="repeats")
+    """Seeds 88.6, 88.5, 88.1 made again with 88.5, 88.3, 88.1."""
+    enter_seeds(ledger, T, [88.5, 88.3, 88.1], kind="repeats")
     group = read_report(ledger).compared["mspcaps_t"]
     assert (group.last.mean, group.last.n) == (pytest.approx(88.35), 3)
-    assert group.last.deviation == pytest.approx(statistics.stdev([88.55, 88.45, 88.05]))
-    found = repeat_differences(read_report(ledger).compared)["mspcaps_t"]
-    margin = 2.776 * math.sqrt(2 * 0.07 / 3)  # 4 degrees of freedom
-    assert (found.gap, found.margin) == (pytest.approx(0.1), pytest.approx(margin, rel=1e-3))
-    assert ": 88.50 | " in repeats_table(read_report(ledger)) and ": 88.40 | +0.10 |" in repeats_table(
+    assert group.last.deviation == pytest.approx(statistics.stdev([88.55, 88.4, 88.1]))
+    assert ": 88.50 | " in repeats_table(read_report(ledger)) and ": 88.30 | +0.20 |" in repeats_table(
         read_report(ledger)
     )
     enter(ledger, entry(T, [80.0, 81.0, 86.0], 7), kind="repeats")
     with pytest.raises(MspcapsError, match="seed 7"):
         repeats_table(read_report(ledger))
+
+
+def test_repeats_are_compared_with_the_same_seeds_on_the_same_machine(ledger):
+    """Pairs 88.6 - 88.5, 88.5 - 88.3 and 88.1 - 88.1: a mean of 0.1, a deviation of 0.1, 2 degrees of freedom."""
+    enter_seeds(ledger, T, [88.5, 88.3, 88.1], kind="repeats")
+    enter(ledger, entry(T, [80.0, 60.0], 3))  # a seed that was never repeated
+    enter(ledger, entry(T, [80.0, 70.0], 4))
+    enter(ledger, entry(T, [80.0, 60.0], 4, device="a CPU", precision="fp32"), kind="repeats")
+    found = repeat_differences(read_report(ledger).compared)["mspcaps_t"]
+    assert (found.gap, found.margin) == (pytest.approx(0.1), pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3))
+    ((_, first, *_),) = later_seeds(read_report(ledger).compared)
+    assert first.mean == pytest.approx(88.35), "a seed and its repeat are averaged here, too"
+
+
+def test_equal_differences_have_no_interval():
+    """88.2 - 88.1 and 88.1 - 88.0 differ, but only by rounding."""
+    found = paired({0: 88.1, 1: 88.2, 2: 90.3}, {0: 88.0, 1: 88.1, 2: 90.2})
+    assert found.gap == pytest.approx(0.1) and found.margin is None and found.p_value is None
+    one = Difference.of(Spread(88.0, 0.0, 3), Spread(87.0, None, 1))
+    assert (one.margin, one.cell) == (None, "–")
+
+
+def test_seeds_of_two_models_go_together_or_not(ledger):
+    assert seed_correlations(compared(ledger, WORTH)) == []
+    enter_seeds(ledger, T, [1.0, 2.0, 3.0, 4.0, 5.0])
+    enter_seeds(ledger, "controls/cifar10/mspcaps_t_self", [5.0, 4.0, 3.0, 2.0, 1.0, 9.0])
+    assert seed_correlations(compared(ledger, WORTH)) == pytest.approx([-1.0])
+
+
+def test_a_claim_without_any_interval_has_no_verdict(tmp_path):
+    enter_seeds(tmp_path, T, [88.0] * 3)
+    for model in ("mspcaps_t_scale8", "mspcaps_t_scale32_16"):
+        enter_seeds(tmp_path, f"paper/cifar10/{model}", [87.0])
+    assert verdict_on(compared(tmp_path, SCALES)) == ""
 
 
 def test_later_seeds_are_set_beside_the_first(ledger):

@@ -124,9 +124,7 @@ def bench_infer(
             rate = {name: significant(batch / ms * 1000) for name, ms in times.items()}
             rows[key]["throughput"].append({"batch": batch, "images_per_second": rate})
     result["variants"] = {who: summary(who, names[who], rows) for who in names}
-    result["unavailable"] = failures
-    result["ratios"] = ratios(result["variants"])
-    return result
+    return result | {"unavailable": failures, "ratios": ratios(result["variants"])}
 
 
 def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) -> tuple[Forwards, dict[str, str]]:

@@ -128,8 +128,7 @@ def kernels_per_step(variant: TakeSteps, device: torch.device) -> float | None:
     with torch.profiler.profile(activities=activities) as profiler:
         steps = variant(1)
         wait_for(device)
-    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    names = [event.name for event in events if not event.is_user_annotation]
+    names = [e.name for e in profiler.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
     kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in names)
     return round(kernels / steps, 1) if kernels else None
 

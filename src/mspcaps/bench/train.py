@@ -88,7 +88,6 @@ def compare(
     makers |= {f"ours_{name}": partial(EngineRun, task.model(model), on_device, task, name) for name in engines}
     if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
         makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
-
     if device.type == "cpu":  # where bf16 has to be asked for
         makers["ours_bf16"] = lambda: EngineRun(task.model(model), on_device, task, engine, precision="bf16")
 

@@ -7,6 +7,7 @@ modules run in fp32, autograd fills .grad, and torch.optim.AdamW takes the step.
 way: several persistent workers, pinned memory, non-blocking copies, and no loss read back from the device.
 """
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,19 +131,12 @@ class EagerReference:
             persistent_workers=self.workers > 0, pin_memory=device.type == "cuda",
         )  # fmt: skip
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PAPER.lr, weight_decay=PAPER.weight_decay)
-        self.batches: Iterator[list[Tensor]] = iter(())
+        self.batches: Iterator[list[Tensor]] = (batch for _ in itertools.count() for batch in self.loader)
         self.loss_sum = torch.zeros((), device=device)
-
-    def next_batch(self) -> list[Tensor]:
-        batch = next(self.batches, None)
-        if batch is None:  # the next epoch
-            self.batches = iter(self.loader)
-            batch = next(self.batches)
-        return batch
 
     def run(self, steps: int) -> int:
         for _ in range(steps):
-            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in self.next_batch())
+            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in next(self.batches))
             loss = self.criterion(self.model(images), labels)
             loss.backward()
             self.optimizer.step()

@@ -22,6 +22,11 @@ def nice_ticks(low: float, high: float) -> list[float]:
     return [round(step * k, 10) for k in range(first, last + 1)]
 
 
+def percent_ticks(low: float, high: float) -> list[float]:
+    """The same within 0 and 100, which equal values at either end would leave."""
+    return [tick for tick in nice_ticks(low, high) if 0 <= tick <= 100]
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 3, 10, 30, ... around two positive numbers; over more than three decades 1, 10, 100, ..."""
     steps = [m * 10.0**power for power in range(-9, 10) for m in ((1, 3) if high < 1000 * low else (1,))]
@@ -57,9 +62,8 @@ class Axes:
         for tick in self.ticks:
             y = self.y_at(tick)
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="{kind}" x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{y_words(tick)}</text>'
-            )
+            place = f'x="{left - 7}" y="{y + 4:.1f}" text-anchor="end"'
+            parts.append(f'<text class="{kind}" {place}>{y_words(tick)}</text>')
         for x, words in x_words.items():
             place = f'x="{self.x_at(x):.1f}" y="{self.bottom + 17}"'
             parts.append(f'<text class="{kind}" {place} text-anchor="middle">{escape(words)}</text>')
@@ -83,7 +87,8 @@ def line_chart(
 ) -> str:
     """A curve over epochs, on a linear or a logarithmic scale."""
     values = [max(y, 1e-6) if log else y for _, y in points]
-    axes = Axes(epochs, (log_ticks if log else nice_ticks)(min(values), max(values)), log)
+    choose = log_ticks if log else percent_ticks if unit == "%" else nice_ticks
+    axes = Axes(epochs, choose(min(values), max(values)), log)
     x_words = number_words(range(0, epochs + 1, max(1, math.ceil(epochs / 8))))
     parts = axes.draw(lambda tick: f"{tick:g}{unit}", x_words)
     places = [(axes.x_at(x), axes.y_at(y)) for (x, _), y in zip(points, values, strict=True)]

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
-from mspcaps.pages.charts import HEIGHT, Axes, inline, log_ticks, nice_ticks, number_words
+from mspcaps.pages.charts import HEIGHT, Axes, inline, log_ticks, nice_ticks, number_words, percent_ticks
 from mspcaps.report.runs import Group
 
 EARLY = 0.08  # share of the epochs whose accuracies may lie below the chart: showing them would flatten the rest
-COLLAPSED = {"entropy": LEAST_ENTROPY, "top": MOST_TOP}
-HEALTH = {
-    "entropy": "entropy of the couplings, 1 if they are uniform",
-    "top": "mean coupling of the most used capsule, as a multiple of the uniform one",
+HEALTH = {  # what it is, and on which side of which level a block has collapsed
+    "entropy": ("entropy of the couplings, 1 if they are uniform", "below", LEAST_ENTROPY),
+    "top": ("mean coupling of the most used capsule, as a multiple of the uniform one", "above", MOST_TOP),
 }
 Line = Sequence[float | None]  # one value per epoch, None where nothing was measured
 
@@ -20,7 +19,7 @@ Line = Sequence[float | None]  # one value per epoch, None where nothing was mea
 def accuracy_chart(seeds: Sequence[Line], label: str) -> str:
     """In percent."""
     later = [value for line in seeds for value in line[int(EARLY * len(line)) :] if value is not None]
-    return chart(seeds, nice_ticks(min(later), max(later)), label)
+    return chart(seeds, percent_ticks(min(later), max(later)), label)
 
 
 def loss_chart(seeds: Sequence[Line], label: str) -> str:
@@ -35,13 +34,11 @@ def health_charts(group: Group) -> list[tuple[str, str]]:
     charts = []
     measured: list[Any] = [run.curve["health"] for run in group.runs if run.curve.get("health")]
     for block in dict.fromkeys(name for health in measured for name in health):
-        for measure, words in HEALTH.items():
-            seeds = [health[block][measure] for health in measured if block in health]
+        for measure, (words, side, level) in HEALTH.items():
+            seeds = [curve for health in measured if (curve := health.get(block, {}).get(measure))]
             values = [value for line in seeds for value in line if value is not None]
             if values:
-                level = COLLAPSED[measure]
                 ticks = nice_ticks(min(*values, level), max(*values, level))
-                side = "below" if measure == "entropy" else "above"
                 svg = chart(seeds, ticks, f"{measure} of {block}", level=level, side=side)
                 charts.append((f"{block}: {words}", svg))
     return charts

@@ -1,7 +1,7 @@
 """The ledger in groups: runs that differ only in seed or fold, and their mean and deviation."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,10 +82,23 @@ class Group:
 
     @property
     def training_time(self) -> str:
-        """Mean time of one run, over those that had the device to themselves if there are any."""
-        seconds = statistics.fmean(run.seconds.train for run in self.alone or self.runs)
-        devices = ", ".join(sorted({run.device for run in self.runs}))
-        return f"{seconds:,.0f} s, {devices}{'' if self.alone else ', shared'}"
+        """Mean time of one run on every machine, over those that had it to themselves if there are any."""
+        times = []
+        for name in machines(self.runs):
+            group = Group(tuple(run for run in self.runs if machine(run) == name))
+            seconds = statistics.fmean(run.seconds.train for run in group.alone or group.runs)
+            times.append(f"{seconds:,.0f} s, {name}{'' if group.alone else ', shared'}")
+        return "; ".join(times)
+
+
+def machine(run: Run) -> str:
+    """NVIDIA H200, bf16"""
+    return ", ".join(filter(None, (run.device, run.precision)))
+
+
+def machines(runs: Iterable[Run]) -> list[str]:
+    """What they were trained on: runs of one recipe form one group whatever that was."""
+    return sorted(set(map(machine, runs)))
 
 
 def read_groups(results: Path) -> list[Group]:
@@ -98,11 +111,10 @@ def group_runs(runs: Sequence[Run], repeats: Sequence[Run] = ()) -> list[Group]:
     count as runs."""
     members: list[list[Run]] = []
     for run in runs:
-        group = next((group for group in members if same_training(group[0], run)), None)
-        if group is None:
-            members.append([run])
-        else:
-            group.append(run)
+        group = next((group for group in members if same_training(group[0], run)), [])
+        if not group:
+            members.append(group)
+        group.append(run)
     groups = [Group(tuple(group), tuple(r for r in repeats if same_training(group[0], r))) for group in members]
     orphans = [r for r in repeats if not any(same_training(group[0], r) for group in members)]
     return groups + (group_runs(orphans) if orphans else [])

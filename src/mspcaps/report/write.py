@@ -11,7 +11,7 @@ from mspcaps.data.catalog import CATALOG
 from mspcaps.files import format_duration, write_atomically
 from mspcaps.pages import grid, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
-from mspcaps.report.runs import Group, read_groups
+from mspcaps.report.runs import Group, machine, machines, read_groups
 from mspcaps.training.ledger import Run
 from mspcaps.training.recipe import measured_on
 
@@ -31,7 +31,8 @@ READING = (
     "learns from the others.",
     "“Last epoch” is the accuracy at the end of training. “Best on” names the images that the best epoch was chosen "
     "on: if the accuracy is measured on the same images, it flatters; with validation images it does not.",
-    "“Training” is the time of one run, evaluations included; “shared” means that other runs used the device as well.",
+    "“Training” is the time of one run, evaluations included, its device and precision; “shared” means that other runs "
+    "used the device as well. A row with runs on several devices or in several precisions names each.",
 )
 
 
@@ -76,16 +77,11 @@ def row_of(group: Group) -> tuple[str, ...]:
 
 def charts_of(group: Group) -> list[tuple[str, Markup]]:
     run = group.first
-    name, watched = f"{run.model} on {run.dataset}", run.watched
+    name = f"{run.model} on {run.dataset}"
+    accuracies, losses = ([one.curve[key] for one in group.runs] for key in ("accuracy", "loss"))
     charts = [
-        (
-            f"Accuracy on the {watched} images, in percent",
-            accuracy_chart([run.curve["accuracy"] for run in group.runs], f"Accuracy of {name}"),
-        ),
-        (
-            "Loss on the training images, logarithmic",
-            loss_chart([run.curve["loss"] for run in group.runs], f"Loss of {name}"),
-        ),
+        (f"Accuracy on the {run.watched} images, in percent", accuracy_chart(accuracies, f"Accuracy of {name}")),
+        ("Loss on the training images, logarithmic", loss_chart(losses, f"Loss of {name}")),
         *health_charts(group),
     ]
     return [(words, Markup(chart)) for words, chart in charts]
@@ -104,7 +100,7 @@ def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, .
             f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
             f"{' (repeat)' if place >= len(group.runs) else ''}",
             *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
-            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", run.device, short_commit(run.commit),
+            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", machine(run), short_commit(run.commit),
             run.weights_sha256[:8] or "–",
         )
         for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
@@ -156,7 +152,7 @@ def page(groups: list[Group]) -> str:
         "data sets": f"{len({run.dataset for run in runs})}",
         "models": f"{len({run.model for run in runs})}",
         "training time": format_duration(sum(run.seconds.train for run in runs)),
-        "devices": ", ".join(sorted({run.device for run in runs})),
+        "devices": "; ".join(machines(runs)),
     }
     return render(
         "report.html", title="mspcaps · report", facts=facts, sections=sections_of(groups), heads=HEADS,
