@@ -101,7 +101,7 @@ class OrthogonalAttentionRouting(nn.Module):
         self.reflections = nn.Parameter(torch.randn(3, n_out, d, d))
 
     def forward(self, u: Tensor) -> Tensor:
-        u = self.norm(u)
+        u = self.norm(u.to(self.norm.weight.dtype))
         query, key, value = householder(self.reflections).to(u.dtype)  # [j, d, d] each
         # Q K^T = U (WQ^T WK) U^T, and the rows of C V sum to (sum of the rows of C) U WV^T: neither K nor V is computed
         # for every capsule, nor are matrices copied for every position.
