@@ -99,6 +99,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "pruning": lambda model: prune.l1_unstructured(model.backbone.blocks[2].first.conv, "weight", 0.5),
     "a parametrisation": lambda model: parametrizations.weight_norm(model.backbone.blocks[0].first.conv),
     "an adapter": lambda model: setattr(model.patchify[1], "project", nn.Sequential(model.patchify[1].project)),
+    "an adapter in place of forward": lambda model: setattr(
+        model.backbone.blocks[1].first.conv, "forward", lambda x: x[:, :, ::2, ::2].repeat(1, 2, 1, 1)
+    ),
     "an adapter around a block": lambda model: wrap(model.backbone.blocks, "1"),
     "an adapter around a layer": lambda model: wrap(model.backbone.blocks[1], "first"),
     "another kernel": lambda model: setattr(

@@ -265,6 +265,20 @@ def test_bf16_drifts_little_and_leaves_the_gradient_its_direction(name: str) -> 
     assert nn.functional.cosine_similarity(full, half, dim=0) > 0.8
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_whole_model_can_be_in_half_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As model.bfloat16() makes it, without autocast; squash and softmax compute in fp32 all the same."""
+    monkeypatch.setattr("mspcaps.models.orthcaps.BLOCKS", 2)  # of seven, which are alike
+    model = small(name, **{"decoder": True} if "decoder" in model_options(name) else {}).eval()
+    scores, x, y = model(images()).detach(), images().bfloat16(), LABELS[:4]
+    half = model.bfloat16()
+    assert (half(x) - scores).norm() < 0.02 * scores.norm()
+    half.routing_state(x)
+    loss = half.train().training_loss(x, y, half.criterion)
+    gradients = torch.autograd.grad(loss, [*half.parameters()])
+    assert all(g.dtype == torch.bfloat16 and g.isfinite().all() for g in gradients)
+
+
 @pytest.mark.parametrize("name", [name for name in SMALL if kind_of(name) == "lengths"])
 @torch.no_grad()
 def test_lengths_are_fp32_whatever_they_are_the_lengths_of(name: str) -> None:

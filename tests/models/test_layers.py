@@ -6,7 +6,16 @@ import torch
 from torch import nn
 
 from mspcaps.errors import MspcapsError
-from mspcaps.models.layers import BatchNorm, ConvBN, Dropout, Normalize, check_labels, hash_words, in_eval_mode
+from mspcaps.models.layers import (
+    BatchNorm,
+    ConvBN,
+    Dropout,
+    Normalize,
+    check_labels,
+    hash_words,
+    in_eval_mode,
+    run_block,
+)
 
 
 def test_batchnorm_is_pytorchs_in_both_modes():
@@ -155,3 +164,11 @@ def test_the_compiler_draws_the_same_masks():
 def test_a_rate_that_makes_no_sense(p):
     with pytest.raises(MspcapsError, match=str(p)):
         Dropout(p)
+
+
+def test_checkpoints_update_the_statistics_of_every_kind_of_norm_once() -> None:
+    """PyTorch's SyncBatchNorm and ours are no BatchNorm2d."""
+    block, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.rand(5, 3)
+    run_block(block, x, checkpointing=True).sum().backward()
+    torch.testing.assert_close(block[1].running_mean, 0.1 * block[0](x).mean(0))
+    assert block[1].momentum == 0.1

@@ -96,15 +96,17 @@ class Robustness:
     curves: tuple[Curve, ...]
     cautions: tuple[Caution, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict, repr=False)
+    images_sha256: str | None = field(default=None, repr=False)  # of pixels and labels; None in older files
 
     @property
     def n(self) -> int:
         return len(self.clean)
 
-    @property
-    def subject(self) -> tuple[str | None, str, int, int]:
-        """Equal for results that can be merged."""
-        return self.weights_sha256, self.dataset, self.seed, self.n
+    def same_subject(self, other: "Robustness") -> bool:
+        """Whether both are of the same weights, images and seed. Where a file does not say which images, the names of
+        the data and their number decide."""
+        mine, theirs = ((r.model, r.weights_sha256, r.dataset, r.seed, r.n) for r in (self, other))
+        return mine == theirs and len({self.images_sha256, other.images_sha256} - {None}) < 2
 
     @property
     def clean_accuracy(self) -> float:
@@ -153,7 +155,7 @@ class Robustness:
 
     def merged(self, other: "Robustness") -> "Robustness":
         """Add the points of another run on the same weights and images; they replace points that both have."""
-        if self.subject != other.subject:
+        if not self.same_subject(other):
             raise MspcapsError("only runs on the same weights, images and seed can be merged")
         curves = {curve.key: curve for curve in self.curves}
         for curve in other.curves:
@@ -171,6 +173,7 @@ class Robustness:
             "what": "attack", "model": self.model, "weights": self.weights, "weights_sha256": self.weights_sha256,
             "dataset": self.dataset, "images": self.n, "seed": self.seed,
             "clean_accuracy": round(self.clean_accuracy, 4), "clean": pack(self.clean),
+            "images_sha256": self.images_sha256,
             "curves": [
                 vars(curve) | {"points": [point.to_dict() for point in curve.points]} for curve in self.curves
             ],
@@ -190,8 +193,8 @@ class Robustness:
             for curve in entry["curves"]
         )
         facts = {key: entry[key] for key in ("model", "weights", "weights_sha256", "dataset", "seed", "environment")}
-        cautions = tuple(Caution(**caution) for caution in entry["cautions"])
-        return cls(**facts, clean=unpack(entry["clean"], n), curves=curves, cautions=cautions)
+        facts |= {"cautions": tuple(Caution(**caution) for caution in entry["cautions"])}
+        return cls(**facts, clean=unpack(entry["clean"], n), curves=curves, images_sha256=entry.get("images_sha256"))
 
 
 def same(a: float, b: float) -> bool:
@@ -241,7 +244,7 @@ def write_robustness(path: Path, result: Robustness, environment: dict[str, Any]
     result = replace(result, environment=environment or result.environment)
     if path.is_file():
         before = read_robustness(path)
-        if before.subject == result.subject:
+        if before.same_subject(result):
             result = before.merged(result)
     write_json(path, result.to_dict())
     write_atomically(path.with_suffix(".svg"), result.figure())

@@ -61,9 +61,8 @@ def replace_modules(module: M, replace: Callable[[nn.Module], nn.Module]) -> M:
 def is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Whether calling the module runs the forward pass of `kind` and nothing else: it has no hooks (pruning is one) and
     was not parametrised, adapted or replaced. Any other module must be called, not bypassed."""
-    return type(module) is kind and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is kind and not any(hooks) and "forward" not in vars(module)
 
 
 def keeps_size(conv: nn.Module) -> TypeGuard[nn.Conv2d]:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import margin_loss, squash
+from mspcaps.capsules import squash
 from mspcaps.capsules.squash import at_least_fp32, without_autocast
 from mspcaps.errors import MspcapsError
 from mspcaps.models.capsnet import D_IN, primary_grid
 from mspcaps.models.layers import run_block
-from mspcaps.models.model import LinearClassifier, Task
+from mspcaps.models.model import LinearClassifier, MarginClassifier, Task
 from mspcaps.models.registry import register_model
 
 TYPES = 32  # of primary capsules
@@ -54,7 +54,7 @@ class PositionAttention(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         v = at_least_fp32(self.value(u).flatten(2))  # [b, c, n]
         attended = v @ self.couplings(u).transpose(1, 2)  # [b, c, m]
-        return u + self.gamma * attended.view_as(u)
+        return u + (self.gamma * attended.view_as(u)).to(u.dtype)
 
 
 class AACapsNet(LinearClassifier):
@@ -78,7 +78,7 @@ class AACapsNet(LinearClassifier):
         """-> map.0 [b, 256, h, w], primary.0 [b, n, d], hidden.0 [b, 128]."""
         fmap = run_block(self.stem, self.normalize(x), self.grad_checkpointing)
         u = squash(self.primary(fmap).unflatten(1, (-1, D_IN)).movedim(2, -1))  # [b, types, h, w, d]
-        z = self.attention(u.movedim(-1, 2).flatten(1, 2))  # [b, types d, h, w]
+        z = self.attention(u.movedim(-1, 2).flatten(1, 2).to(self.primary.weight.dtype))  # [b, types d, h, w]
         hidden = F.relu(self.hidden(z.flatten(1)))
         return {"map.0": fmap, "primary.0": u.flatten(1, 3), "hidden.0": hidden}
 
@@ -86,15 +86,8 @@ class AACapsNet(LinearClassifier):
         return {"hidden.weight": self.grid}
 
 
-class AACapsNetMargin(AACapsNet):
+class AACapsNetMargin(MarginClassifier, AACapsNet):
     """The same network with sigmoids and the margin loss."""
-
-    scores = "lengths"  # like lengths, they are in [0, 1], each class by itself
-    criterion = staticmethod(margin_loss)
-
-    def forward_head(self, features: Tensor) -> Tensor:
-        """-> class scores [b, num_classes] in [0, 1]."""
-        return at_least_fp32(super().forward_head(features)).sigmoid()
 
 
 @register_model

@@ -80,7 +80,7 @@ class CapsNetCIFAR(CapsNet):
         """-> feature map [b, 256, h, w] of the window."""
         top, left = (max(0, side - WINDOW) // 2 for side in self.img_size)
         window = self.normalize(x)[..., top : top + WINDOW, left : left + WINDOW]
-        return [run_block(self.stem, standardize(window), self.grad_checkpointing)]
+        return [run_block(self.stem, standardize(window).to(window.dtype), self.grad_checkpointing)]
 
 
 def primary_grid(img_size: tuple[int, int]) -> tuple[int, int]:

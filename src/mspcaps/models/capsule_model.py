@@ -116,7 +116,8 @@ class CapsuleModel(Model):
         if self.decoder is None:
             raise MspcapsError("this model has no decoder: create it with decoder=True")
         weights = soft_targets(y, v[..., 0])  # [b, K]
-        return self.decoder(self.decoder_input(v, weights)).view(-1, self.in_chans, *self.img_size)
+        u = self.decoder_input(v, weights).to(next(self.decoder.parameters()).dtype)
+        return self.decoder(u).view(-1, self.in_chans, *self.img_size)
 
     def decoder_input(self, v: Tensor, weights: Tensor) -> Tensor:
         """Class capsules [b, K, d] and the weight of each class [b, K] -> the input of the decoder."""

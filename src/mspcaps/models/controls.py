@@ -11,16 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.capsules import (
-    AdditionFusion,
-    ConcatenationFusion,
-    MeanAgreementRouting,
-    SelfAgreementRouting,
-    margin_loss,
-)
+from mspcaps.capsules import AdditionFusion, ConcatenationFusion, MeanAgreementRouting, SelfAgreementRouting
 from mspcaps.capsules.patchify import patch_averages
-from mspcaps.capsules.squash import at_least_fp32
-from mspcaps.models.model import LinearClassifier, Task, numbered
+from mspcaps.models.model import LinearClassifier, MarginClassifier, Task, numbered
 from mspcaps.models.mspcaps import MSRB, TINY, MSPCaps, capsule_grids
 from mspcaps.models.registry import register_model
 
@@ -67,15 +60,8 @@ class LinearHead(LinearClassifier):
     upgrade_state = MSPCaps.upgrade_state
 
 
-class LinearMargin(LinearHead):
+class LinearMargin(MarginClassifier, LinearHead):
     """The same layer trained as capsules are: with the margin loss, on scores in [0, 1] instead of lengths."""
-
-    scores = "lengths"
-    criterion = staticmethod(margin_loss)
-
-    def forward_head(self, features: list[Tensor]) -> Tensor:
-        """-> class scores [b, num_classes] in [0, 1]."""
-        return at_least_fp32(super().forward_head(features)).sigmoid()
 
 
 @register_model

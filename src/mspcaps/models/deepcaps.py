@@ -93,7 +93,7 @@ class ConvDecoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(hidden[-1], task.in_chans, 3, padding=1), nn.ReLU())
 
     def forward(self, v: Tensor) -> Tensor:
-        x = self.linear(v.to(self.linear.weight.dtype)).relu().unflatten(1, (16, *self.grid))
+        x = self.linear(v).relu().unflatten(1, (16, *self.grid))
         rows, columns = self.img_size
         return self.layers(self.bn(x))[:, :, :rows, :columns]
 

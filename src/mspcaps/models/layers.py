@@ -98,11 +98,11 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class ConvBN(nn.Module):
-    """3x3 convolution, then BatchNorm."""
+    """Convolution with an odd kernel, then BatchNorm: [b, c, h, w] -> [b, c', ceil(h / stride), ceil(w / stride)]."""
 
-    def __init__(self, in_chans: int, out_chans: int, stride: int = 1) -> None:
+    def __init__(self, in_chans: int, out_chans: int, stride: int = 1, kernel: int = 3) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_chans, out_chans, 3, stride, padding=1, bias=False)
+        self.conv = nn.Conv2d(in_chans, out_chans, kernel, stride, padding=kernel // 2, bias=False)
         self.bn = BatchNorm(out_chans)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
 @contextlib.contextmanager
 def fixed_statistics(block: nn.Module) -> Iterator[None]:
     """Freezes the running statistics of BatchNorm: a forward pass that runs twice must update them once."""
-    norms = [m for m in block.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms: list[Any] = [m for m in block.modules() if getattr(m, "running_mean", None) is not None]  # of any class
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

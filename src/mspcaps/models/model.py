@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.capsules import RoutingState
+from mspcaps.capsules import RoutingState, margin_loss
 from mspcaps.capsules.patchify import Grid
+from mspcaps.capsules.squash import at_least_fp32
 from mspcaps.errors import MspcapsError
 from mspcaps.models.layers import LEAST_STD, Normalize
 
@@ -202,6 +203,17 @@ class LinearClassifier(Model):
 
     def new_classifier(self, num_classes: int) -> None:
         self.head = nn.Linear(self.num_features, num_classes)
+
+
+class MarginClassifier(LinearClassifier):
+    """Sigmoids of the linear layer, trained with the margin loss: scores in [0, 1], each by itself, as lengths."""
+
+    scores = "lengths"
+    criterion = staticmethod(margin_loss)
+
+    def forward_head(self, features: Any) -> Tensor:
+        """-> class scores [b, num_classes] in [0, 1]."""
+        return at_least_fp32(super().forward_head(features)).sigmoid()
 
 
 def numbered(name: str, tensors: Tensor | list[Tensor], first: int = 0) -> dict[str, Tensor]:

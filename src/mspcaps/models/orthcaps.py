@@ -70,7 +70,7 @@ class ConvCaps(nn.Module):
         nn.init.normal_(self.bn.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return as_map(squash(as_capsules(self.bn(self.conv(x)))))
+        return as_map(squash(as_capsules(self.bn(self.conv(x.to(self.conv.weight.dtype))))))
 
 
 class Routed(nn.Module):

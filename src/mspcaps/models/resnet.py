@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
+from mspcaps.models.layers import ConvBN, Normalize, check_img_size, run_block
 from mspcaps.models.model import LinearClassifier, Task
 from mspcaps.models.registry import register_model
 
@@ -30,18 +30,6 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
 
-class ProjectionShortcut(nn.Module):
-    """The paper's option B, 1x1 convolution and BatchNorm: [b, c, h, w] -> [b, c', ceil(h/stride), ceil(w/stride)]."""
-
-    def __init__(self, in_chans: int, out_chans: int, stride: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(in_chans, out_chans, 1, stride=stride, bias=False)
-        self.bn = BatchNorm(out_chans)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bn(self.conv(x))
-
-
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut: relu(f(x) + shortcut(x))."""
 
@@ -52,7 +40,7 @@ class BasicBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if (in_chans, stride) != (width, 1):
             self.shortcut = (
-                ProjectionShortcut(in_chans, width, stride) if project else PadShortcut(width - in_chans, stride)
+                ConvBN(in_chans, width, stride, kernel=1) if project else PadShortcut(width - in_chans, stride)
             )
 
     def forward(self, x: Tensor) -> Tensor:

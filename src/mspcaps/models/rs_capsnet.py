@@ -22,7 +22,7 @@ from mspcaps.models.capsule_model import CapsuleModel
 from mspcaps.models.layers import ConvBN, check_img_size, run_block
 from mspcaps.models.model import Task, numbered
 from mspcaps.models.registry import register_model
-from mspcaps.models.resnet import TOO_SMALL, ProjectionShortcut
+from mspcaps.models.resnet import TOO_SMALL
 
 BLOCKS = ((64, 1), (128, 2), (256, 2))  # width, both inside a block and of its output, and stride
 SCALES = 4  # groups of channels in a block, each with a larger receptive field than the one before
@@ -55,12 +55,12 @@ class Res2Block(nn.Module):
     def __init__(self, in_chans: int, width: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.first = ProjectionShortcut(in_chans, width, 1)  # 1x1 convolution, BatchNorm
+        self.first = ConvBN(in_chans, width, kernel=1)
         self.groups = nn.ModuleList(ConvBN(width // SCALES, width // SCALES, stride) for _ in range(SCALES - 1))
-        self.last = ProjectionShortcut(width, width, 1)
+        self.last = ConvBN(width, width, kernel=1)
         self.attention = SqueezeExcitation(width)
         same_shape = (in_chans, stride) == (width, 1)
-        self.shortcut = nn.Identity() if same_shape else ProjectionShortcut(in_chans, width, stride)
+        self.shortcut = nn.Identity() if same_shape else ConvBN(in_chans, width, stride, kernel=1)
 
     def forward(self, x: Tensor) -> Tensor:
         first, *rest = F.relu(self.first(x)).chunk(SCALES, 1)  # SCALES x [b, width / SCALES, h, w]

@@ -23,9 +23,9 @@ def sorted_entmax(z: Tensor) -> Tensor:
 
 
 def reflected(b: Tensor) -> Tensor:
-    w = torch.eye(len(b), dtype=b.dtype)
+    w = torch.eye(b.shape[1], dtype=b.dtype)
     for row in b:
-        w = w @ (torch.eye(len(b), dtype=b.dtype) - 2 * torch.outer(row, row) / (row @ row))
+        w = w @ (torch.eye(b.shape[1], dtype=b.dtype) - 2 * torch.outer(row, row) / (row @ row))
     return w
 
 
@@ -64,6 +64,16 @@ def test_householder_matrices_are_orthogonal(d: int) -> None:
     torch.testing.assert_close(householder(7 * b), w, rtol=0, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(householder(b), w, rtol=0, atol=1e-6)
+
+
+def test_a_pruned_reflection_is_the_identity() -> None:
+    b = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    b[1] = 0
+    b.requires_grad_()
+    w = householder(b)
+    torch.testing.assert_close(w, reflected(b[[0, 2]]))
+    w[0, 0].backward()
+    assert b.grad is not None and b.grad.isfinite().all()
 
 
 def test_the_compiler_takes_householder_matrices_whole() -> None:

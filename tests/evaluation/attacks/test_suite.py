@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,22 @@ def test_masked_gradients_are_noticed():
     assert {"zero gradients", "white beats black", "white beats transfer", "large eps"} <= names(found)
 
 
+class Undefined(nn.Module):
+    """The same scores, with a gradient that is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MODEL
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + (0 * x.sum((1, 2, 3))[:, None]).sqrt()
+
+
+def test_gradients_that_are_not_a_number_are_noticed():
+    found = mspcaps.attack(Undefined(), (X, Y), EPS, "pgd-2")
+    assert found.curves[0].zero_gradients == 1 and "zero gradients" in names(found)
+
+
 class Random(nn.Module):
     """Adds noise of its own to the scores."""
 
@@ -157,6 +174,27 @@ def test_the_file_keeps_everything_and_takes_more(tmp_path: Path):
     path.write_text("{}")
     with pytest.raises(MspcapsError, match=str(path)):
         read_robustness(path)
+
+
+def test_results_on_other_images_are_not_added_up(tmp_path: Path):
+    """Two folders may have one name and as many pictures, and a model may get all of them right."""
+    path = tmp_path / "attack.json"
+    for images, attack in ((X[:9], "fgsm"), (X[:9], "bim-2"), (X[9:18], "pgd-2"), (X[9:18].flip(3), "fgsm")):
+        labels = MODEL(images).argmax(1)
+        kept = write_robustness(path, mspcaps.attack(MODEL, (images, labels), EPS, attack, check=False))
+        assert read_robustness(path).images_sha256 == kept.images_sha256
+        assert [c.attack for c in kept.curves] == (["fgsm", "bim"] if attack == "bim-2" else [attack.partition("-")[0]])
+    old = replace(kept, images_sha256=None)  # a file from before there were fingerprints
+    assert old.merged(kept).images_sha256 == kept.images_sha256
+
+
+def test_results_on_training_images_say_so(tmp_path: Path):
+    results = [
+        mspcaps.attack("mspcaps_t.fashionmnist", "fashionmnist_sample", EPS, "fgsm", images=2, split=split, check=False)
+        for split in ("test", "train")
+    ]
+    assert [result.dataset for result in results] == ["fashionmnist_sample", "fashionmnist_sample train"]
+    assert len({result_path(tmp_path, result, 2) for result in results}) == 2
 
 
 @pytest.mark.parametrize(

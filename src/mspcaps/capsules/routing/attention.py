@@ -86,7 +86,7 @@ class ConvAttentionRouting(Attention):
 
     def forward(self, u: Tensor, states: States | None = None, shortcut: Tensor | None = None) -> Tensor:
         """A shortcut [b, n_out, d_out, h', w'] is added before tanh; `states` as in AttentionRouting."""
-        votes = self.transform(u.flatten(1, 2))  # [b, i j e, h, w]
+        votes = self.transform(u.flatten(1, 2).to(self.transform.weight.dtype))  # [b, i j e, h, w]
         U = votes.flatten(2).unflatten(1, self.votes).permute(1, 0, 4, 2, 3)  # [i, b, p, j, e]
         if shortcut is not None:
             shortcut = shortcut.flatten(3).permute(0, 3, 1, 2)  # [b, p, j, e]

@@ -29,7 +29,8 @@ class Gate(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return 1 + at_least_fp32(self.second(F.relu(self.first(x)))).tanh()
+        x = F.relu(self.first(x.to(self.first.weight.dtype)))
+        return 1 + at_least_fp32(self.second(x)).tanh()
 
 
 class DualAttentionRouting(RoutingBlock):

@@ -50,7 +50,7 @@ class InvertedAttentionRouting(RoutingBlock):
     def forward(self, u: Tensor, v: Tensor | None = None, states: States | None = None) -> Tensor:
         """Without previous outputs v all couplings are equal; else appends its RoutingState to `states` if given."""
         if v is None:
-            return self.norm(self.mean_votes(u))
+            return self.norm(self.mean_votes(u).to(self.norm.weight.dtype))
         s, details = torch.zeros((), device=u.device), []
         for window, w in self.windows(u, *v.shape[1:3]):
             if states is not None:
@@ -61,7 +61,7 @@ class InvertedAttentionRouting(RoutingBlock):
             else:
                 part = weighted_votes(window, w, v)
             s = s + part  # [b, h, w, j, e]
-        out = self.norm(s)
+        out = self.norm(s.to(self.norm.weight.dtype))
         if states is not None:
             states.append(self.state(details, out))
         return out

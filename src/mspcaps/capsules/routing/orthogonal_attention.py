@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mspcaps.capsules.routing.state import RoutingBlock, RoutingState, States
 from mspcaps.capsules.squash import at_least_fp32, squash, without_autocast
@@ -62,9 +63,10 @@ def entmax(z: Tensor) -> Tensor:
 
 
 def householder(b: Tensor) -> Tensor:
-    """Rows b [..., d, d] -> the product of the reflections that they define [..., d, d], in fp32 or better."""
-    b = at_least_fp32(b)
-    b = b / b.norm(dim=-1, keepdim=True)
+    """Rows b [..., d, d] -> the product of the reflections that they define [..., d, d], in fp32 or better.
+
+    A row of zeros, as pruning makes it, is the identity."""
+    b = F.normalize(at_least_fp32(b), dim=-1)
     product = torch.eye(b.shape[-1], device=b.device, dtype=b.dtype) - 2 * b.unsqueeze(-1) * b.unsqueeze(-2)
     with without_autocast(b):
         while (count := product.shape[-3]) > 1:  # neighbours in pairs: [..., i, d, d] -> [..., i / 2, d, d]
@@ -101,7 +103,7 @@ class OrthogonalAttentionRouting(nn.Module):
         self.reflections = nn.Parameter(torch.randn(3, n_out, d, d))
 
     def forward(self, u: Tensor) -> Tensor:
-        u = self.norm(u)
+        u = self.norm(u.to(self.norm.weight.dtype))
         query, key, value = householder(self.reflections).to(u.dtype)  # [j, d, d] each
         # Q K^T = U (WQ^T WK) U^T, and the rows of C V sum to (sum of the rows of C) U WV^T: neither K nor V is computed
         # for every capsule, nor are matrices copied for every position.

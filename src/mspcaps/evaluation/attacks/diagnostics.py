@@ -48,8 +48,8 @@ def zero_gradients(curves: Sequence[Curve]) -> Iterator[Caution]:
     for objective, share in shares.items():
         yield Caution(
             "zero gradients",
-            f"{100 * share:.2f} % of the images have a gradient of exactly zero under {objective}: such an attack "
-            f"cannot move them, and their survival says nothing about the model.",
+            f"{100 * share:.2f} % of the images have a gradient of exactly zero or NaN under {objective}: such an "
+            f"attack cannot move them, and their survival says nothing about the model.",
         )
 
 

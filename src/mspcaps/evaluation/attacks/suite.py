@@ -1,9 +1,10 @@
 """Run several attacks with several budgets on a model and a set of images: `mspcaps.attack` and `mspcaps attack`."""
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,13 @@ class Target:
         clean = np.ones(len(index), dtype=bool)
         return Target(self.model, self.images[index], self.labels[index], clean, self.batch_size, self.seed)
 
+    def fingerprint(self) -> str:
+        """The sha256 of images and labels."""
+        digest = hashlib.sha256()
+        for tensor in (self.images, self.labels):
+            digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
     def batch(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         device, dtype = placement(self.model)
         return to_float(self.images[numbers].to(device)).to(dtype), self.labels[numbers].to(device)
@@ -171,7 +179,8 @@ class Target:
             return self.model(x)
 
     def zero_gradients(self, objective: str) -> float:
-        """Share of the images that the model gets right whose gradient is exactly zero in every pixel."""
+        """Share of the images that the model gets right whose gradient has no sign in any pixel: it is exactly zero, or
+        not a number."""
         zero = total = 0
         name = "dlr" if objective == TARGETED else objective
         for numbers in self.batches(self.clean):
@@ -179,7 +188,7 @@ class Target:
             with in_eval_mode(self.model), full_precision(x.device):
                 loss = find_objective(name, self.model, self.model(x[:1]).shape[1])
                 slope = gradient(lambda images: loss(self.model(images), y).sum(), x)  # noqa: B023 - called at once
-            zero += int((slope.flatten(1) == 0).all(1).sum())
+            zero += int((slope.sign().flatten(1) == 0).all(1).sum())
             total += len(numbers)
         return zero / total if total else 0.0
 
@@ -236,7 +245,7 @@ def attack(
     config = getattr(unwrapped(model), "config", {})
     return Robustness(
         model=config.get("name", type(unwrapped(model)).__name__), weights=weights, weights_sha256=sha256, dataset=name,
-        seed=seed, clean=target.clean, curves=tuple(curves), cautions=cautions,
+        seed=seed, clean=target.clean, curves=tuple(curves), cautions=cautions, images_sha256=target.fingerprint(),
     )  # fmt: skip
 
 
@@ -274,6 +283,8 @@ def open_target(
             raise MspcapsError(f"a {type(inner).__name__} does not say which data it was trained on: name the data")
         else:
             data = load_dataset(data, split)
+        if split != "test":
+            data = replace(data, name=f"{data.name} {split}")  # results and files are named after it
     name = data.name if isinstance(data, ImageSet | FolderImages) else "own images"
     if isinstance(data, FolderImages):
         data = data.resident()
