@@ -353,12 +353,13 @@ def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
         if origin is Literal:
             if isinstance(value, str) and value in typing.get_args(member):
                 return value
-        elif key in TABLES and isinstance(value, dict):
-            return TABLES[key](**_checked(value, TABLES[key], f"{where}, {key}"))
+        elif key in TABLES and isinstance(value, dict | TABLES[key]):
+            table = value if isinstance(value, dict) else vars(value)
+            return TABLES[key](**_checked(table, TABLES[key], f"{where}, {key}"))
         elif origin is tuple and isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
         elif type(value) is origin or (type(value) is int and origin is float):
-            return dict(value) if origin is dict else value
+            return value if value is None else origin(value)  # 1 becomes 1.0: equal runs have one name
     text, expected = " ".join(reprlib.repr(value).split()), union[0]  # shortened: a tensor would fill the screen
     if typing.get_origin(expected) is Literal:
         choices = typing.get_args(expected)
