@@ -212,12 +212,36 @@ def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
     data, right = validator.data, 0
     assert isinstance(data, ImageSet)
     model = trainer.model.eval()
-    for images, labels, key in zip(data.images.split(16), data.labels.split(16), validator.keys, strict=True):
+    for number, (images, labels) in enumerate(zip(data.images.split(16), data.labels.split(16), strict=True)):
         x = images.float() / 255
-        start = hashed_start(x, key, 16 / 255)
+        noise = hashed_start(torch.full((20, *x.shape[1:]), 0.5), validator.key, 16 / 255)  # by the image's number
+        start = (x + noise[16 * number : 16 * number + len(x)] - 0.5).clamp(0, 1)
         attacked = attacked_by_hand(model, x, labels, start, Adversary(eps=16.0, step_size=4.0, steps=10), True)
         right += int((model.eval()(attacked).argmax(1) == labels).sum())
     assert validator.accuracy() == pytest.approx(100 * right / 20, abs=5.1)
+
+
+def test_validation_images_are_attacked_from_the_same_starts_in_batches_of_any_size(
+    tiny_npz: Path, tmp_path: Path
+) -> None:
+    """Several processes have smaller ones."""
+    recipe = recipe_for(tiny_npz, validation=20, adversary=Adversary())
+    validator = Trainer(recipe, CPU, out=tmp_path, results=tmp_path).robust_evaluator
+
+    def starts(batch: int) -> Tensor:
+        assert isinstance(validator, RobustEvaluator) and isinstance(validator.data, ImageSet)
+        smaller = RobustEvaluator(validator.model, validator.data, CPU, "eager", None, Adversary(), batch)
+        attack, found = smaller.attack, list[Tensor]()
+
+        def start(x: Tensor, y: Tensor, key: Tensor, share: Tensor) -> Tensor:
+            found.append(attack.start(x, key, 8 / 255, share))
+            return x
+
+        smaller.attack = start  # type: ignore[assignment]
+        smaller.accuracy()
+        return torch.cat(found)[:20]
+
+    assert torch.equal(starts(20), starts(8))
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ from mspcaps.evaluation.accuracy import evaluate
 from mspcaps.models import create_model, load_model
 from mspcaps.training import Epoch, Recipe, Trainer, ledger, train
 from mspcaps.training.average import frozen_twin
-from mspcaps.training.images import count_custom_images, load_images
+from mspcaps.training.images import load_images, measure_custom_images
 from mspcaps.training.result import BEST, LAST
 
 CPU = torch.device("cpu")
@@ -120,7 +120,7 @@ def test_validation_images_are_neither_trained_nor_measured_on(tiny_npz: Path, t
     recipe = recipe_for(tiny_npz, validation=20, held_out=10)
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)
     parts = [trainer.loader.images, trainer.evaluator.data.images, trainer.test.images]  # type: ignore[union-attr]
-    assert [len(part) for part in parts] == [66, 20, 10] and count_custom_images(recipe) == 66
+    assert [len(part) for part in parts] == [66, 20, 10] and measure_custom_images(recipe) == (66, (16, 16))
     whole, *_ = load_images(recipe_for(tiny_npz), CPU)
     pixels = sorted(tuple(image.flatten().tolist()) for part in parts for image in part)
     assert pixels == sorted(tuple(image.flatten().tolist()) for image in whole.images)  # type: ignore[union-attr]

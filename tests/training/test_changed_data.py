@@ -15,6 +15,7 @@ from training_makers import bars
 
 from mspcaps.data import fingerprint
 from mspcaps.errors import MspcapsError
+from mspcaps.models import create_model, save_weights
 from mspcaps.training import Recipe, Trainer, ledger, train
 from mspcaps.training.checkpoint import CHECKPOINT, read_checkpoint, save_checkpoint
 
@@ -56,13 +57,41 @@ def test_a_finished_run_of_other_images_is_refused(own_npz: Path, tmp_path: Path
     assert run.data_sha256 == hashlib.sha256(own_npz.read_bytes()).hexdigest()
     assert train(recipe, device="cpu", **places).run == run, "not trained again"
     write_bars(own_npz, 5)
-    with pytest.raises(MspcapsError, match=r"data has changed .* still 40 training images: train with --overwrite"):
+    with pytest.raises(MspcapsError, match=r"own.npz held different images, though as many: train with --overwrite"):
         train(recipe, device="cpu", **places)
     path = ledger.entry_path(tmp_path, recipe)
     entry = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in entry.items() if key != "data_sha256"}))
     assert ledger.find_run(tmp_path, recipe) is not None, "older entries do not say"
     assert train(recipe, device="cpu", overwrite=True, **places).run.data_sha256 == fingerprint(own_npz)
+
+
+def test_a_run_that_is_overwritten_takes_a_repeat_on_other_images_with_it(own_npz: Path, tmp_path: Path) -> None:
+    """Reports would average the two, and `train` would ask for --overwrite forever."""
+    recipe, places = quick(own_npz), {"device": "cpu", "results": tmp_path}
+    for out in ("a", "b"):
+        train(recipe, out=tmp_path / out, **places)
+    kept = train(recipe, out=tmp_path / "a", overwrite=True, **places)
+    assert len(ledger.list_runs(tmp_path, ledger.REPEATS)) == 1, "its images are the same"
+    write_bars(own_npz, 5)
+    run = train(recipe, out=tmp_path / "a", overwrite=True, **places).run
+    assert run.data_sha256 != kept.run.data_sha256 and ledger.list_runs(tmp_path, ledger.REPEATS) == []
+    assert train(recipe, out=tmp_path / "a", **places).run == run
+
+
+def test_a_finished_run_from_other_initial_weights_is_refused(own_npz: Path, tmp_path: Path) -> None:
+    weights, places = tmp_path / "start.safetensors", {"device": "cpu", "out": tmp_path, "results": tmp_path}
+    recipe = quick(own_npz, init=str(weights))
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        save_weights(weights, create_model(recipe.model, num_classes=3, img_size=32), classes=["0", "1", "2"])
+        if seed == 0:
+            run = train(recipe, **places).run
+            assert train(recipe, **places).run == run, "not trained again"
+    with pytest.raises(MspcapsError, match=r"start.safetensors held other weights: train with --overwrite"):
+        train(recipe, **places)
+    weights.unlink()
+    assert train(recipe, **places).run == run, "as far as can be known"
 
 
 def test_a_checkpoint_of_other_images_is_refused(pictures: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.report.runs import read_groups
 from mspcaps.report.write import group_row
 from mspcaps.training import Recipe, ledger
-from mspcaps.training.images import count_custom_images, load_images, split_fold
+from mspcaps.training.images import load_images, measure_custom_images, split_fold
 from mspcaps.training.recipe import list_recipes, load_recipe
 from mspcaps.training.sweep import list_sweeps, load_sweep, run_sweep
 
@@ -40,7 +40,7 @@ def test_every_training_image_is_measured_on_once(tiny_npz: Path) -> None:
         recipe = recipe_for(tiny_npz, folds=5, fold=fold)
         train, validation, test = load_images(recipe, CPU)
         assert isinstance(train, ImageSet) and isinstance(test, ImageSet) and validation is None
-        assert count_custom_images(recipe) == len(train) == 96 - len(test)
+        assert measure_custom_images(recipe) == (len(train), (16, 16)) and len(train) == 96 - len(test)
         parts = [tuple(image.flatten().tolist()) for images in (train.images, test.images) for image in images]
         assert sorted(parts) == pixels
         measured += parts[len(train) :]

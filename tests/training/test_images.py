@@ -10,20 +10,20 @@ from test_trainer import CPU, recipe_for
 from mspcaps.data import Augmentation, ImageSet
 from mspcaps.models.layers import LEAST_STD
 from mspcaps.training import images
-from mspcaps.training.images import count_custom_images, load_images, normalization
+from mspcaps.training.images import load_images, measure_custom_images, normalization
 from mspcaps.training.trainer import build_model
 
 
 def test_custom_images_are_cropped_by_an_eighth_of_their_shorter_side() -> None:
     data = ImageSet(torch.zeros(4, 1, 40, 24, dtype=torch.uint8), torch.arange(4) % 2, ("a", "b"), "own")
-    assert recipe_for(Path("own"), augment=None).resolve(data).augment == Augmentation(crop=3, flip=False, rotate=0)
+    assert recipe_for(Path("own"), augment=None).resolve(data.size).augment == Augmentation(crop=3)
 
 
 @pytest.mark.parametrize("held_out", [0, 20])
 def test_custom_images_are_counted_as_trained_on(held_out: int, tiny_npz: Path) -> None:
     recipe = recipe_for(tiny_npz, held_out=held_out)
     train, *_ = load_images(recipe, CPU)
-    assert count_custom_images(recipe) == len(train) == 96 - held_out
+    assert measure_custom_images(recipe) == (len(train), train.size) and len(train) == 96 - held_out
 
 
 def test_building_a_model_leaves_the_global_random_state_alone(tiny_npz: Path) -> None:

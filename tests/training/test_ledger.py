@@ -1,6 +1,7 @@
 """The ledger: entries are read as they were written, and those that contradict themselves are refused."""
 
 import json
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import pytest
 import torch
 from test_trainer import Head, entry_of, recipe_for
 
+from mspcaps.data import Augmentation
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, Task, load_model, register_model, registry
-from mspcaps.training import Recipe, list_runs, read_run, train
+from mspcaps.training import Recipe, Stopped, list_runs, read_run, train
 from mspcaps.training.ledger import REPEATS, entry_path, find_run, write_run
 
 
@@ -114,6 +116,41 @@ def test_a_finished_run_is_returned_and_a_repeat_goes_elsewhere(tiny_npz: Path, 
     anew = train(recipe, out=tmp_path / "b", overwrite=True, **places)
     assert list_runs(tmp_path / "r") == [anew.run] and anew.run != first.run
     assert replace(anew.run, seconds=first.run.seconds) == first.run, "it computes the same"
+
+
+def test_what_follows_from_the_images_is_compared_too(tiny_npz: Path, tmp_path: Path) -> None:
+    """An edited recipe file that leaves a field out is another recipe, though the name is the same."""
+    same = {"epochs": 1, "model": "mspcaps_t_scale16", "batch_size": 48}
+    own = recipe_for(tiny_npz, img_size=40, augment=Augmentation(5), **same)
+    run = train(own, device="cpu", out=tmp_path, results=tmp_path).run
+    follows = replace(own, augment=None)
+    assert find_run(tmp_path, follows) == run, "an eighth of 40 is the default"
+    for changes in ({"img_size": None}, {"img_size": 48}, {"augment": Augmentation(4)}):
+        with pytest.raises(MspcapsError, match=f"another {next(iter(changes))}"):
+            find_run(tmp_path, replace(follows, **changes))
+    gone = replace(own, data=str(tiny_npz.rename(tmp_path / tiny_npz.name)))
+    (tmp_path / tiny_npz.name).rename(tiny_npz)
+    entry = entry_path(tmp_path, own)
+    change(entry, recipe=json.loads(entry.read_text())["recipe"] | {"data": gone.data})
+    assert find_run(tmp_path, replace(gone, img_size=None)), "the images are gone"
+
+
+def test_a_repeat_that_was_interrupted_goes_on(tiny_npz: Path, tmp_path: Path) -> None:
+    """Its best weights so far are not those of the finished run."""
+    recipe = recipe_for(tiny_npz, model="mspcaps_t_scale16", batch_size=16, validation=20)
+    places: dict[str, Any] = {"device": "cpu", "out": tmp_path, "results": tmp_path}
+    first, stop = train(recipe, **places), threading.Event()
+    for path in first.folder.iterdir():
+        path.unlink()
+    write_run(first_entry := entry_path(tmp_path, recipe), replace(first.run, weights_sha256="of another machine"))
+    with pytest.raises(Stopped):
+        train(recipe, stop=stop, listener=lambda trainer: trainer.epoch == 1 and stop.set(), **places)
+    assert sorted(path.name for path in first.folder.iterdir()) == ["best.safetensors", "checkpoint.safetensors"]
+    repeat = train(recipe, **places)
+    assert repeat.run.curve == first.run.curve and list_runs(tmp_path, REPEATS) == [repeat.run]
+    (first.folder / "checkpoint.safetensors").touch()
+    write_run(first_entry, replace(first.run, weights_sha256=repeat.run.weights_sha256))
+    assert train(recipe, **places).images is None, "killed after it was done, when only the checkpoint was left"
 
 
 def test_options_of_the_family_reach_the_model(tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,16 @@ def test_an_average_of_the_weights_takes_memory_too() -> None:
     assert averaged - plain == 4 * summarize("mspcaps_t").params
 
 
+def test_a_step_against_trades_keeps_two_passes() -> None:
+    """Of the clean images and of the attacked ones."""
+    task = {"num_classes": 10, "in_chans": 3, "img_size": 32}
+    needs = {
+        kind: memory.training_need(RECIPE.replace(adversary={"kind": kind}, validation=9), CPU, task).per_image
+        for kind in ("pgd", "trades")
+    }
+    assert needs["pgd"] == memory.training_need(RECIPE, CPU, task).per_image == needs["trades"] / 2
+
+
 MEASURE = """
 import torch, mspcaps
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

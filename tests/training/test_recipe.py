@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.models import list_models
 from mspcaps.training.device import choose_device, choose_engine, working_precision
 from mspcaps.training.ledger import device_name
-from mspcaps.training.recipe import Recipe, list_recipes, load_recipe, recipe_folder, stored_recipe
+from mspcaps.training.recipe import Adversary, Recipe, list_recipes, load_recipe, recipe_folder, stored_recipe
 from mspcaps.training.sweep import load_sweep
 
 
@@ -62,6 +63,15 @@ def test_options_of_the_family_are_part_of_the_name() -> None:
     assert recipe.replace(options={"iterations": 3, "decoder": True}).name == "paper+decoder=True+iterations=3"
     assert recipe.replace(options={}).name == "paper+iterations=default"
     assert Recipe(options={"iterations": 5}, lr=1.0).name == "custom+iterations=5+lr=1.0"
+
+
+def test_a_whole_number_is_the_number_with_a_point() -> None:
+    """TOML writes lr = 1, the command line reads 1.0: the run is the same."""
+    whole = Recipe(lr=1, augment=Augmentation(rotate=15))
+    assert whole == Recipe(lr=1.0, augment=Augmentation(rotate=15.0))
+    assert whole.name == "custom+augment=crop0,flipFalse,rotate15.0+lr=1.0"
+    table: Any = {"eps": 4}
+    assert Recipe(adversary=table, validation=9) == Recipe(adversary=Adversary(eps=4.0), validation=9)
 
 
 def test_a_recipe_made_by_hand_is_never_called_paper() -> None:

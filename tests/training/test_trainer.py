@@ -246,6 +246,16 @@ def test_two_processes_do_not_train_in_one_folder(tiny_npz: Path, tmp_path: Path
     assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run  # the lock ended with its process
 
 
+def test_a_run_that_another_process_finishes_meanwhile_is_not_trained_again(tiny_npz: Path, tmp_path: Path) -> None:
+    """Between the look at the ledger and the lock; the checkpoint that would replace initial weights is gone, too."""
+    recipe = recipe_for(tiny_npz, epochs=1, model="mspcaps_t_scale16")
+    late = Trainer(recipe, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
+    result = train(recipe, device="cpu", out=tmp_path, results=tmp_path)
+    with pytest.raises(MspcapsError, match=str(result.folder)):
+        late.run()
+    assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run == result.run
+
+
 def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2)
     train(recipe, device="cpu", out=tmp_path, results=tmp_path)
@@ -379,6 +389,9 @@ def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Pa
         MspcapsError, match=r"test-seed0.json is of a run with another lr: remove it, or give the new run another name"
     ):
         run_sweep([recipe_for(tiny_npz, epochs=1, lr=1e-4)], CPU, out=tmp_path, results=tmp_path)
+    with pytest.raises(MspcapsError, match="bars/mspcaps_t/test-seed0, but differ in lr"):
+        run_sweep([*runs, recipe_for(tiny_npz, epochs=1, lr=1e-4)], CPU, out=tmp_path, results=tmp_path / "new")
+    assert not (tmp_path / "new").exists(), "before the first of them"
 
     def crash(trainer: Trainer) -> None:
         if trainer.recipe.seed == 6:

@@ -138,7 +138,7 @@ def choose_recipe(name: str | None, changes: dict[str, Any]) -> "Recipe":
     """The recipe with the changes of the command line; for your own images the batch size follows their number."""
     from mspcaps.data import CATALOG
     from mspcaps.training import Recipe, load_recipe
-    from mspcaps.training.images import count_custom_images, fitting_batch, open_split, resized, training_size
+    from mspcaps.training.images import fitting_batch, measure_custom_images, open_split, training_size
 
     if name is not None:
         recipe = load_recipe(name)
@@ -147,7 +147,7 @@ def choose_recipe(name: str | None, changes: dict[str, Any]) -> "Recipe":
     elif "data" in changes:
         own = load_recipe(OWN_IMAGES)
         recipe = dataclasses.replace(own, data=changes["data"], model=changes.get("model", own.model))
-        if "batch_size" not in changes and (images := count_custom_images(recipe.replace(**changes))) is not None:
+        if "batch_size" not in changes and (images := measure_custom_images(recipe.replace(**changes))[0]) is not None:
             changes["batch_size"] = fitting_batch(images)
     else:
         raise MspcapsError("name what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
@@ -159,8 +159,7 @@ def choose_recipe(name: str | None, changes: dict[str, Any]) -> "Recipe":
     if augment := changes.pop("augment", None):
         resolved = recipe.replace(**changes).resolve()
         if resolved.augment is None:
-            train = open_split(resolved, "train")
-            resolved = resolved.resolve(resized(train, training_size(resolved, train)))
+            resolved = resolved.resolve(training_size(resolved, open_split(resolved, "train")))
         changes["augment"] = dataclasses.asdict(typing.cast(Any, resolved.augment)) | augment
     return recipe.replace(**changes)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_readable, write_atomically
+from mspcaps.training.ledger import changed_input
 from mspcaps.training.recipe import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -59,15 +60,8 @@ def check_same_run(path: Path, progress: Mapping[str, Any], recipe: Recipe, now:
         raise MspcapsError(
             f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
         )
-    then = {**now, **progress}  # an older checkpoint lacks some of the keys
-    changes = {
-        "images": f"there were {then['images']:,} training images, but now there are {now['images']:,}",
-        "data_sha256": f"{recipe.data} held different images, though as many",
-        "teacher_sha256": f"the teacher {recipe.teacher} had other weights",
-    }
-    for key, words in changes.items():
-        if then[key] != now[key]:
-            raise MspcapsError(f"{path} was written when {words}; remove it to start over")
+    if change := changed_input(recipe, progress, now):
+        raise MspcapsError(f"{path} was written when {change}; remove it to start over")
 
 
 def load_tensors(path: Path, stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import limit_batch
 from mspcaps.evaluation.health import BlockHealth, HealthMeter, chosen, in_chunks
 from mspcaps.models import Model
-from mspcaps.models.layers import dropout_keys, in_eval_mode
+from mspcaps.models.layers import in_eval_mode
 from mspcaps.training.average import frozen_twin
 from mspcaps.training.device import Engine, in_precision
 from mspcaps.training.loader import WORKERS
@@ -119,13 +119,13 @@ class RobustEvaluator(Evaluator):
         super().__init__(model, data, device, engine, autocast, batch)
         ten_steps = replace(adversary, step_size=adversary.eps / 4, steps=10)
         self.attack = Attack(model, ten_steps, compiler_of(engine), margin)
-        zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self.keys = dropout_keys(zero, zero, len(self.batches)).split(1)  # one random start per batch
+        self.key = torch.zeros(1, dtype=torch.int64, device=device)
+        self.numbers = torch.arange(len(self.batches), device=device)  # of the batches: an image has its own start
 
     @torch.no_grad()
     def count_all(self) -> None:
         self.correct.zero_()
         with in_precision(self.device, self.autocast):
-            for (images, labels), key in zip(self.batches, self.keys, strict=True):
-                attacked = self.attack(images.float() / 255, labels.clamp(min=0), key)
+            for (images, labels), number in zip(self.batches, self.numbers, strict=True):
+                attacked = self.attack(images.float() / 255, labels.clamp(min=0), self.key, number)
                 self.correct += self.count(self.model, attacked, labels)

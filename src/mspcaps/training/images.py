@@ -118,15 +118,16 @@ def training_size(recipe: Recipe, train: Images) -> tuple[int, int]:
     return max(train.size[0], MIN_SIDE), max(train.size[1], MIN_SIDE)
 
 
-def count_custom_images(recipe: Recipe) -> int | None:
-    """How many custom images there are to train on; None for a published set, which does not change, and for a missing
-    path."""
+def measure_custom_images(recipe: Recipe) -> tuple[int | None, tuple[int, int] | None]:
+    """How many custom images there are to train on, and the size that they are trained in; None for a published set,
+    which does not change, and for a missing path."""
     if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
-        return None
+        return None, None
     train = open_split(replace(recipe, img_size=None), "train")
+    size = training_size(recipe, train)
     if recipe.folds:
         train, _ = split_fold(recipe, train)
-    return len(train) - recipe.held_out - recipe.validation
+    return len(train) - recipe.held_out - recipe.validation, size
 
 
 def fitting_batch(images: int) -> int:

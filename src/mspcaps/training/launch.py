@@ -15,6 +15,7 @@ from mspcaps.files import sha256_of
 from mspcaps.models import load_model
 from mspcaps.progress import Progress, clock, say
 from mspcaps.training import ledger
+from mspcaps.training.checkpoint import CHECKPOINT
 from mspcaps.training.device import Engine, choose_device
 from mspcaps.training.ledger import Run
 from mspcaps.training.monitor import ShowProgress, TensorBoard, each_epoch
@@ -65,7 +66,7 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     out, results, log = Path(out), Path(results), log if progress and is_main else lambda line: None
     previous = ledger.find_run(results, recipe, overwrite=overwrite)
-    if previous and not overwrite and (out / recipe.run_path / reported_file(previous)).is_file():
+    if previous and not overwrite and is_finished(out / recipe.run_path, previous):
         finished = load_finished(recipe, out, results, previous)
         log(f"already done: {finished.run.accuracy}; overwrite replaces it, another seed or name starts another run")
         log(f"weights: {finished.weights}")
@@ -80,6 +81,8 @@ def train(
     if result is None:
         raise Stopped(trainer.how_to_resume() if is_main else "")
     run = result.run
+    if overwrite and is_main:
+        ledger.remove_repeat(results, recipe, run)
     log(f"{trainer.measured_on} accuracy {run.accuracy}; trained for {clock(run.seconds.train)}")
     if run.validated:
         log(
@@ -107,6 +110,12 @@ def combine_listeners(progress: bool, log_dir: Path | None, *others: Listener | 
                 listener(trainer)
 
         yield call_all
+
+
+def is_finished(folder: Path, run: Run) -> bool:
+    """Whether the folder holds the weights that a run reports, not those of a repeat that has not ended."""
+    weights = folder / reported_file(run)
+    return weights.is_file() and not ((folder / CHECKPOINT).is_file() and sha256_of(weights) != run.weights_sha256)
 
 
 def load_finished(recipe: Recipe, out: Path, results: Path, run: Run) -> Result:

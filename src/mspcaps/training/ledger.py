@@ -9,6 +9,8 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
 from mspcaps.files import sha256_of, write_json
 from mspcaps.models.shipped import weights_path
-from mspcaps.training.images import count_custom_images
+from mspcaps.training.images import measure_custom_images
 from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
@@ -204,42 +206,57 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
     """The finished run of a recipe, or None: the one place that decides whether a run is done.
 
     An entry with the same name but another recipe is refused: it is not this run, and must not be overwritten. So is an
-    entry from other images or another teacher, unless it is to be overwritten.
+    entry from other images, initial weights or another teacher, unless it is to be overwritten.
     """
     path = entry_path(results, recipe, kind)
     if not path.is_file():
         return None
-    run, recipe = read_run(path), recipe.resolve()
-    left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}  # set by custom images
-    if differing := [key for key in recipe.differences(run.recipe) if key not in left_open]:
+    run, (images, size) = read_run(path), measure_custom_images(recipe)
+    now = {"images": images, "data_sha256": fingerprint(recipe.data), "teacher_sha256": checksum(recipe.teacher)}
+    change = changed_input(recipe, vars(run), now | {"initial": checksum(recipe.init)})
+    differing = recipe.resolve(size).differences(run.recipe)
+    if size is None or change:  # what follows from the images cannot be compared
+        left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}
+        differing = [key for key in differing if key not in left_open]
+    if differing:
         raise MspcapsError(
             f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
         )
-    if not overwrite and (change := _change_of_data(run, recipe)):
+    if change and not overwrite:
         raise MspcapsError(
-            f"the data has changed since {path} was written, {change}: train with --overwrite to replace it, or give "
-            "the new run another name"
-        )
-    if not overwrite and run.teacher_sha256 and teacher_sha256(recipe) not in (None, run.teacher_sha256):
-        raise MspcapsError(
-            f"the teacher {recipe.teacher} has other weights than when {path} was written: train with --overwrite to "
-            "replace it, or give the new run another name"
+            f"{path} was written when {change}: train with --overwrite to replace it, or give the new run another name"
         )
     return run
 
 
-def _change_of_data(run: Run, recipe: Recipe) -> str:
-    """How the images differ from those of the run, in words; empty if they do not, or if that cannot be known."""
-    images = count_custom_images(recipe) if run.images is not None else None
-    if images is not None and images != run.images:
-        return f"from {run.images:,} training images to {images:,}"
-    now = fingerprint(recipe.data) if run.data_sha256 else None
-    return f"although there are still {run.images:,} training images" if now and now != run.data_sha256 else ""
+def remove_repeat(results: Path, recipe: Recipe, run: Run) -> None:
+    """After a run was overwritten, remove its repeat if that was of other images or weights."""
+    path = entry_path(results, recipe, REPEATS)
+    with suppress(MspcapsError):  # the report will name an entry that cannot be read
+        if path.is_file() and changed_input(recipe, vars(read_run(path)), vars(run)):
+            path.unlink()
 
 
-def teacher_sha256(recipe: Recipe) -> str | None:
-    """Checksum of the teacher's weights, which must not change between the start of a run and its end."""
-    path = weights_path(recipe.teacher) if recipe.teacher else None
+def changed_input(recipe: Recipe, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What a run reads and what has changed, in words; empty if nothing has, or if that cannot be known. Both are as in
+    a ledger entry, which says of initial weights more than their checksum."""
+    before, after = (side.get("images") or 0 for side in (then, now))
+    changes = {
+        "images": f"there were {before:,} training images, but now there are {after:,}",
+        "data_sha256": f"{recipe.data} held different images, though as many",
+        "teacher_sha256": f"the teacher {recipe.teacher} had other weights",
+        "initial": f"{recipe.init} held other weights",
+    }
+    for key, words in changes.items():
+        known = {x["sha256"] if isinstance(x, dict) else x for side in (then, now) if (x := side.get(key)) is not None}
+        if len(known) > 1:
+            return words
+    return ""
+
+
+def checksum(weights: str) -> str | None:
+    """The sha256 of a recipe's teacher or initial weights, if it names any and they are still there."""
+    path = weights_path(weights) if weights else None
     return sha256_of(path) if path and path.is_file() else None
 
 

@@ -34,7 +34,8 @@ def training_need(recipe: Recipe, device: torch.device, task: dict[str, Any]) ->
     # weights, gradients, flat gradients, optimizer state, the average of the weights
     copies = 3 + len(RULES[recipe.optimizer][1]) + (recipe.ema > 0)
     half = working_precision(device, recipe.precision) is not None
-    return Need(fixed=4 * copies * params, per_image=WORKSPACE * memory_per_image(twin) // (2 if half else 1))
+    passes = 2 if recipe.adversary and recipe.adversary.kind == "trades" else 1  # clean and attacked images
+    return Need(4 * copies * params, WORKSPACE * passes * memory_per_image(twin) // (2 if half else 1))
 
 
 def check_memory(

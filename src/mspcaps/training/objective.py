@@ -135,7 +135,7 @@ def divergence(model: Model, x: Tensor, clean: Tensor) -> Tensor:
     return kl(clean, logits_of(model, x)).sum()
 
 
-def hashed_start(x: Tensor, key: Tensor, eps: float, share: int = 0) -> Tensor:
+def hashed_start(x: Tensor, key: Tensor, eps: float, share: int | Tensor = 0) -> Tensor:
     """Uniform within eps of x, clipped to [0, 1]: a hash of (key, pixel number), like dropout masks."""
     numbers = torch.arange(x.numel(), device=x.device) + share * x.numel()
     noise = hash_words(key, numbers).view(x.shape).float() / 2**31 - 1  # [-1, 1]
@@ -168,8 +168,9 @@ class Attack:
         self.start, self.logits = compiled(hashed_start), compiled(logits_of)
         self.objective, self.from_clean = compiled(objective), objective is divergence
 
-    def __call__(self, x: Tensor, y: Tensor, key: Tensor, share: int = 0) -> Tensor:
-        """Images [b, c, h, w] in [0, 1] and their classes [b] -> the attacked images."""
+    def __call__(self, x: Tensor, y: Tensor, key: Tensor, share: int | Tensor = 0) -> Tensor:
+        """Images [b, c, h, w] in [0, 1] and their classes [b] -> the attacked images; `share` numbers the batches that
+        have the same key."""
         eps, target = self.adversary.eps / 255, y
         if self.from_clean:
             with torch.no_grad():

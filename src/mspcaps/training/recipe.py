@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet
+from mspcaps.data import CATALOG, Augmentation
 from mspcaps.errors import MspcapsError, nearest, reason
 from mspcaps.training.limits import check_numbers
 
@@ -192,23 +192,22 @@ class Recipe:
         kept = {tag.partition("=")[0]: tag for tag in tags}
         return dataclasses.replace(changed, name=_tagged(base, kept | new))
 
-    def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
+    def resolve(self, size: tuple[int, int] | None = None) -> "Recipe":
         """The recipe with its defaults filled in: the warm-up, and those of the data set, from the catalog or from the
-        training images. For custom data without its images, the latter stay open."""
-        size, augment = self.img_size, self.augment
+        size of the training images. For custom data of unknown size, the latter stay open."""
+        side, augment = self.img_size, self.augment
         if self.data in CATALOG:
-            size, augment = size or CATALOG[self.data].img_size[0], augment or CATALOG[self.data].augment
-        if train is not None:
-            size = train.size[0] if train.size[0] == train.size[1] else size
-            augment = augment or Augmentation(crop=min(train.size) // 8)  # a small shift changes no class
-            for name, harm in (("crop", "move {} out of view"), ("cutout", "cover {} whole")):
-                if (pixels := getattr(augment, name)) >= min(train.size):
-                    images = f"images of {train.size[0]} x {train.size[1]} pixels"
+            side, augment = side or CATALOG[self.data].img_size[0], augment or CATALOG[self.data].augment
+        if size is not None:
+            side = size[0] if size[0] == size[1] else side
+            augment = augment or Augmentation(crop=min(size) // 8)  # a small shift changes no class
+            for name in ("crop", "cutout"):
+                if (pixels := getattr(augment, name)) >= min(size):
                     raise MspcapsError(
-                        f"augment.{name} is {pixels}, which can {harm.format(images)}: choose less than "
-                        f"{min(train.size)}"
+                        f"augment.{name} is {pixels}, which can hide all of {size[0]} x {size[1]} pixels: "
+                        f"choose less than {min(size)}"
                     )
-        return dataclasses.replace(self, img_size=size, augment=augment, warmup_epochs=self.warmup)
+        return dataclasses.replace(self, img_size=side, augment=augment, warmup_epochs=self.warmup)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """The fields in which a recipe from a file differs from this one."""
@@ -353,12 +352,13 @@ def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
         if origin is Literal:
             if isinstance(value, str) and value in typing.get_args(member):
                 return value
-        elif key in TABLES and isinstance(value, dict):
-            return TABLES[key](**_checked(value, TABLES[key], f"{where}, {key}"))
+        elif key in TABLES and isinstance(value, dict | TABLES[key]):
+            table = value if isinstance(value, dict) else vars(value)
+            return TABLES[key](**_checked(table, TABLES[key], f"{where}, {key}"))
         elif origin is tuple and isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
         elif type(value) is origin or (type(value) is int and origin is float):
-            return dict(value) if origin is dict else value
+            return value if value is None else origin(value)  # 1 becomes 1.0: equal runs have one name
     text, expected = " ".join(reprlib.repr(value).split()), union[0]  # shortened: a tensor would fill the screen
     if typing.get_origin(expected) is Literal:
         choices = typing.get_args(expected)

@@ -140,8 +140,7 @@ def run_sweep(
     save their checkpoints and end. They are trained in `places`, by default in this process, on devices like `device`.
     """
     deadline = time.time() + budget
-    resolved = [recipe.resolve() for recipe in recipes]
-    recipes = [recipe for i, recipe in enumerate(recipes) if resolved[i] not in resolved[:i]]
+    recipes = without_duplicates(recipes)
     waiting = [recipe for recipe in recipes if find_run(results, recipe) is None]
     outcomes = [Outcome(recipe, "known") for recipe in recipes if recipe not in waiting]
     stop = stop or threading.Event()
@@ -168,6 +167,18 @@ def run_sweep(
                 outcomes.append(outcome)
                 log(f"{outcome.name} {outcome.state}: {outcome.detail}")
     return outcomes + [Outcome(recipe, "left", "the sweep was stopped before it") for recipe in waiting]
+
+
+def without_duplicates(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Each run once; different runs must not share a name, as that of their files."""
+    named: dict[Path, Recipe] = {}
+    for recipe in recipes:
+        first = named.setdefault(recipe.run_path, recipe)
+        if differing := first.resolve().differences(recipe.resolve().to_dict()):
+            raise MspcapsError(
+                f"two runs are called {recipe.run_path.as_posix()}, but differ in {differing[0]}: give one another name"
+            )
+    return [*named.values()]
 
 
 class RunningJobs:

@@ -79,15 +79,16 @@ class Trainer:
         if recipe.adversary and self.world.size > 1 and not recipe.sync_batchnorm:
             # Attacks read the running statistics, which would be each process's own until the next checkpoint.
             raise MspcapsError("sync_batchnorm is false, but several processes with an adversary need it true")
+        self.repeats = repeats  # the run in the ledger that this one repeats
+        self.entry_path = ledger.entry_path(results, recipe, ledger.REPEATS if repeats else ledger.RUNS)
+        self.entry_existed = self.entry_path.is_file()
         train, validation, self.test = load_images(recipe, device, self.log, self.world.size)
-        sums = {"data_sha256": fingerprint(recipe.data), "teacher_sha256": ledger.teacher_sha256(recipe)}
+        sums = {"data_sha256": fingerprint(recipe.data), "teacher_sha256": ledger.checksum(recipe.teacher)}
         self.inputs: dict[str, Any] = {"images": len(train), **sums}  # may have changed when a run is resumed
-        self.recipe, self.measured_on = recipe.resolve(train), measured_on(vars(recipe))
+        self.recipe, self.measured_on = recipe.resolve(train.size), measured_on(vars(recipe))
         self.watched = "validation" if validation is not None else self.measured_on  # evaluated after every epoch
         self.classes = train.classes
         self.folder = out / self.recipe.run_path
-        self.repeats = repeats  # the run in the ledger that this one repeats
-        self.entry_path = ledger.entry_path(results, self.recipe, ledger.REPEATS if repeats else ledger.RUNS)
         check_outside(self.recipe, self.folder, "out")
         check_outside(self.recipe, self.entry_path, "results")
         with preparation_lock:
@@ -176,6 +177,8 @@ class Trainer:
             )
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
         with lock_folder(self.folder, busy) if self.world.is_main else contextlib.nullcontext():
+            if self.world.is_main and self.entry_path.is_file() > self.entry_existed:
+                raise MspcapsError(f"another process has just finished the run in {self.folder}: repeat the command")
             self.resume()
             self.log(summary(self))
             if not self.world.all_equal(self.epoch, self.steps_done):
