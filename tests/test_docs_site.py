@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from types import ModuleType
 
@@ -87,10 +88,20 @@ def test_formulas_are_shown(site: Path) -> None:
 
 def test_github_can_show_the_formulas() -> None:
     """It takes a backslash before punctuation for its own, refuses some macros and wants a blank line after a tag."""
-    page = (DOCS / "paper.md").read_text(encoding="utf-8")
-    for formula in re.findall(r"\$\$?(.+?)\$\$?", page):
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
+    for formula in re.findall(r"\$\$?(.+?)\$\$?", pages):
         assert not re.search(r"\\[^\w\s]|\\operatorname", formula), formula
-    assert not re.search(r"^<div[^>]*>\n(?!<div|\n)", page, flags=re.MULTILINE)
+    assert not re.search(r"^<div[^>]*>\n(?!<div|\n)", pages, flags=re.MULTILINE)
+
+
+def test_names_stay_whole_and_words_have_room() -> None:
+    hook, page = script("hooks/wide"), types.SimpleNamespace(file=types.SimpleNamespace(src_path="a.md"), meta={})
+    words = "the mean of the finest capsules"
+    html = hook.on_page_content(f'<p title="MSPCaps-T">MSPCaps-T --img-size</p><td>{words}</td><td>a-b</td>', page)
+    assert re.findall(r'<span class="whole">(.*?)</span>', html) == ["MSPCaps-T", "--img-size"]
+    assert re.findall(r'class="words">(.*?)<', html) == [words] and 'title="MSPCaps-T"' in html
+    drawn = script("hooks/tex").mathml(r"a \thinspace \log |b|", "inline")
+    assert "thinmathspace" not in drawn and drawn.count("em") == 2 and drawn.count('<mo lspace="0"') == 2
 
 
 @needs_mkdocs

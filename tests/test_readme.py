@@ -5,8 +5,11 @@ Training runs by the README's own words but with fewer epochs; what needs the ne
 
 import importlib.util
 import re
+import runpy
 import shlex
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -134,7 +137,7 @@ def test_create_model_from_weights(tmp_path):
 
 
 def test_the_metadata_of_the_wheel_says_who_and_what():
-    """The same as CITATION.cff, which has no address of the project: with one, README's images must have it, too."""
+    """The same as CITATION.cff."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert all(f"- name: {author['name']}\n" in citation for author in project["authors"])
@@ -142,5 +145,26 @@ def test_the_metadata_of_the_wheel_says_who_and_what():
     assert all(url in citation for url in project["urls"].values()), "no address that is stated nowhere"
     assert len(project["keywords"]) >= 5 and "Typing :: Typed" in project["classifiers"]
     assert not any(one.startswith("License ::") for one in project["classifiers"]), "the SPDX expression replaces them"
-    if home := project["urls"].get("Homepage"):
-        assert all(image.startswith(home) for image in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README))
+
+
+def test_the_description_of_the_wheel_is_readme_with_addresses(monkeypatch):
+    """Package indexes do not show an image from a relative address. Hatchling itself is only where wheels are built."""
+    plugin = types.ModuleType("hatchling.metadata.plugin.interface")
+    plugin.MetadataHookInterface = object
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin", plugin.__name__):
+        monkeypatch.setitem(sys.modules, name, plugin)
+    description = runpy.run_path(str(ROOT / "hatch_build.py"))["Description"]()
+    description.root = str(ROOT)
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert config["project"]["dynamic"] == ["readme"] and "custom" in config["tool"]["hatch"]["metadata"]["hooks"]
+    nowhere, source = {"urls": {}}, "https://example.org/us/mspcaps"
+    description.update(nowhere)
+    assert nowhere["readme"] == {"content-type": "text/markdown", "text": README}
+    somewhere = {"urls": {"Source": source}}
+    description.update(somewhere)
+    found = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", somewhere["readme"]["text"])
+    given = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", README)
+    assert len(given) > 20 and sum(bool(image) for image, _ in given) >= 4
+    for (image, target), (_, before) in zip(found, given, strict=True):
+        place = f"{source}/{'raw' if image else 'blob'}/HEAD/"
+        assert target == (before if before.startswith(("#", "https:")) else place + before)

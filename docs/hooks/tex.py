@@ -43,5 +43,8 @@ def mathml(tex: str, display: str) -> str:
         raise PluginError(f"this is not TeX that can be shown: {tex} ({type(error).__name__})") from error
     if unknown := re.search(r"\\\w+", found):
         raise PluginError(f"{unknown[0]} is not known, in {tex}")
+    found = re.sub(r"<mi>(?:exp|log)</mi>", r'\g<0><mspace width="thinmathspace" />', found)
+    found = found.replace('"thinmathspace"', '".17em"')  # browsers know only lengths
+    found = re.sub(r"<mo(?=[^>]*>&#x0007C;<)", '<mo lspace="0" rspace="0"', found)  # |s| is no operation on two
     # a norm would else grow to the height of a sum beside it
     return found.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')

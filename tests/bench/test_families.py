@@ -38,6 +38,15 @@ def test_figures_hang_together(tmp_path):
     assert path.name.startswith("families-resnet20+efficient_capsnet-") and json.loads(path.read_text()) == found
 
 
+def test_many_models_make_no_long_name(tmp_path):
+    """A file system takes 255 bytes; other models have another file, and the file still has all names."""
+    facts = {"environment": {"device": "d", "software": {"torch": "2.13.0+cpu"}}, "what": "families", "quick": False}
+    many = [facts | {"model": "+".join(list_families() * 3)}, facts | {"model": "+".join(list_families()[1:] * 3)}]
+    paths = [write_result(tmp_path, result) for result in many]
+    assert len({path.name for path in paths}) == 2 and all(len(path.name) < 100 for path in paths)
+    assert [json.loads(path.read_text()) for path in paths] == many
+
+
 def test_relative_is_to_the_reference_in_the_same_blocks():
     reference, other = families.Timing((2.0, 4.0, 3.0)), families.Timing((1.0, 2.0, 1.5))
     assert families.rates((reference, other), 6) == {"images_per_second": 4000.0, "relative": 2.0}

@@ -1,6 +1,8 @@
 """What every benchmark records besides its figures, and where the file goes."""
 
 import datetime
+import hashlib
+import math
 import os
 import re
 from collections.abc import Callable
@@ -54,11 +56,13 @@ def choose_batch(size: int | None, default: int, training: bool = False) -> int:
 
 
 def write_result(results: Path, result: dict[str, Any]) -> Path:
-    """results/bench/<what>-<model>-<device>-torch<version>[-quick].json"""
-    device = slug(result["environment"]["device"])
-    version = result["environment"]["software"]["torch"].split("+")[0]
+    """results/bench/<what>-<model>-<device>-torch<version>[-quick].json; many models become their number and a hash."""
+    model, machine = result["model"], result["environment"]
+    if len(model) > 60:  # a file system takes 255 bytes for the whole name
+        model = f"{model.count('+') + 1}-models-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    device, version = slug(machine["device"]), machine["software"]["torch"].split("+")[0]
     quick = "-quick" if result["quick"] else ""
-    path = results / "bench" / f"{result['what']}-{result['model']}-{device}-torch{version}{quick}.json"
+    path = results / "bench" / f"{result['what']}-{model}-{device}-torch{version}{quick}.json"
     write_json(path, result)
     return path
 
@@ -71,9 +75,5 @@ def slug(text: str) -> str:
 def yardstick(model: str) -> str:
     """The ResNet with the nearest parameter count: resnet20 for T, resnet18 for L."""
     params = summarize(model).params
-
-    def factor(name: str) -> float:
-        other = summarize(name).params
-        return max(params, other) / min(params, other)
-
-    return min((name for name in list_models("resnet*") if name != model), key=factor)
+    others = [name for name in list_models("resnet*") if name != model]
+    return min(others, key=lambda name: abs(math.log(summarize(name).params / params)))
