@@ -11,11 +11,14 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mspcaps.data import CATALOG, Augmentation, FolderImages, ImageSet
+from mspcaps.data.catalog import CATALOG, Augmentation
 from mspcaps.errors import MspcapsError, nearest, reason
 from mspcaps.training.limits import check_numbers
+
+if TYPE_CHECKING:
+    from mspcaps.data import FolderImages, ImageSet
 
 CUSTOM = "custom"  # the name of a recipe that does not come from a file
 MAX_NAME = 200  # bytes of a run's name: file systems allow 255, including suffixes
@@ -192,7 +195,7 @@ class Recipe:
         kept = {tag.partition("=")[0]: tag for tag in tags}
         return dataclasses.replace(changed, name=_tagged(base, kept | new))
 
-    def resolve(self, train: ImageSet | FolderImages | None = None) -> "Recipe":
+    def resolve(self, train: "ImageSet | FolderImages | None" = None) -> "Recipe":
         """The recipe with its defaults filled in: the warm-up, and those of the data set, from the catalog or from the
         training images. For custom data without its images, the latter stay open."""
         size, augment = self.img_size, self.augment
