@@ -35,6 +35,13 @@ def write(path, image):
     Image.fromarray(image[0].numpy()).save(path)
 
 
+def test_a_single_picture_waits_for_no_estimate_of_memory(model, sample, monkeypatch):
+    asked = []
+    monkeypatch.setattr("mspcaps.evaluation.accuracy.limit_batch", lambda model, size: asked.append(size) or 1)
+    assert len(predict(model, sample.images[0])) == 1 and not asked
+    assert len(predict(model, sample.images[:2])) == 2 and asked == [64]
+
+
 def test_files_and_folders(model, sample, tmp_path):
     write(tmp_path / "one.png", sample.images[0])
     write(tmp_path / "more" / "b.png", sample.images[1])

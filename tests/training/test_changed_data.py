@@ -125,6 +125,17 @@ def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch
     assert large not in (None, before, fingerprint(moved)), "for many pictures the sizes count"
 
 
+def test_a_link_that_leads_nowhere_is_left_out_like_other_broken_pictures(pictures: Path, tmp_path: Path) -> None:
+    link = pictures / "train" / "c0" / "link.bmp"
+    link.symlink_to(tmp_path / "nowhere.bmp")
+    before = fingerprint(pictures)
+    with pytest.raises(MspcapsError, match=r"link\.bmp"):
+        Trainer(quick(pictures), CPU, out=tmp_path, results=tmp_path)
+    Trainer(quick(pictures, skip_broken=True), CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
+    (tmp_path / "nowhere.bmp").write_bytes((pictures / "train" / "c0" / "00.bmp").read_bytes())
+    assert fingerprint(pictures) != before
+
+
 def test_published_sets_have_none(tmp_path: Path) -> None:
     assert fingerprint("cifar10") is None and fingerprint(tmp_path / "nothing") is None
 

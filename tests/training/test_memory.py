@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from mspcaps import load_model, load_recipe
+from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
 from mspcaps.training import memory
@@ -36,6 +37,19 @@ def test_a_run_that_cannot_fit_is_refused_and_told_the_largest_size_that_can(
     memory.check_memory(recipe, CPU, 10, 1, (side, side), 0)
     with pytest.raises(MspcapsError):
         memory.check_memory(recipe, CPU, 10, 1, (side + 32, side + 32), 0)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_no_image_is_resized_before_the_run_is_known_to_fit(
+    own: bool, tmp_path: Path, tiny_npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 512 pixels the images of MNIST alone take 15 GB: the process would be killed, not refused."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 30)
+    resized = ImageSet.resized
+    monkeypatch.setattr(ImageSet, "resized", lambda images, size: resized(images, size if size != (512, 512) else None))
+    recipe = RECIPE.replace(data=str(tiny_npz) if own else "fashionmnist_sample", img_size=512)
+    with pytest.raises(MspcapsError, match="img_size"):
+        Trainer(recipe, CPU, out=tmp_path, results=tmp_path, log=lambda line: None)
 
 
 def test_the_largest_batch_that_fits_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:

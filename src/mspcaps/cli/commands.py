@@ -27,7 +27,6 @@ from mspcaps.cli.common import (
     table,
 )
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation.predict import leave_out_broken
 from mspcaps.files import check_writable, format_bytes
 from mspcaps.progress import say
 
@@ -177,6 +176,8 @@ def predict(
 
         predictions = stream_predictions(load_model(weights).to(choose_device(device)), paths, top)
     if skip_broken:
+        from mspcaps.evaluation.predict import leave_out_broken
+
         predictions = leave_out_broken(predictions, note)
     if form != "text":
         return print_predictions(form, weights, list(predictions))

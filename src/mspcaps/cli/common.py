@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
 from mspcaps.errors import MspcapsError, first_line
 from mspcaps.files import to_utf8
 from mspcaps.progress import Progress, printable, say
@@ -99,6 +98,8 @@ def show_page(write: Callable[[], Path], form: Format = "text") -> Path | None:
 
 def note_skipped(paths: Iterable[Path]) -> None:
     """Note which files in the folders are not pictures."""
+    from mspcaps.data.pictures import Skipped, describe_skipped, pictures_below
+
     skipped: Skipped = Counter()
     for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
         deque(pictures_below(folder, skipped=skipped), maxlen=0)

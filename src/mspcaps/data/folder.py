@@ -209,7 +209,8 @@ def _notes(root: Path, split: str, labels: Sequence[int], classes: Sequence[str]
         if entry.is_file() and Path(entry.path).suffix.lower() in SUFFIXES
     ]
     if stray:
-        notes.append(f"{len(stray):,} pictures lie outside the class folders and are not used, such as {min(stray)}")
+        what = f"{min(stray)} lies" if len(stray) == 1 else f"{len(stray):,} pictures, such as {min(stray)}, lie"
+        notes.append(f"{what} outside the class folders and will not be used")
     numbers = {*labels}
     if missing := [name for number, name in enumerate(classes) if number not in numbers]:
         names = ", ".join(missing[:MAX_NAMED]) + (" and more" if len(missing) > MAX_NAMED else "")

@@ -101,7 +101,8 @@ def fingerprint(name_or_path: str | Path) -> str | None:
 
 def _fingerprint_pictures(root: Path) -> str:
     train, validation, test, _ = list_pictures(root, Counter())
-    pictures = sorted(Path(path) for path, _ in train + validation + test)
+    entries = train + validation + test  # reading refuses, or skip_broken leaves out, what cannot be opened
+    pictures = sorted(Path(path) for path, _ in entries if os.access(path, os.R_OK))
     sizes = [picture.stat().st_size for picture in pictures]
     whole, digest = sum(sizes) <= MAX_READ, hashlib.sha256()
     for picture, size in zip(pictures, sizes, strict=True):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from mspcaps.models.model import ImageSize, config_of
 from mspcaps.models.registry import build_on_meta
@@ -59,6 +58,8 @@ def memory_per_image(model: nn.Module) -> int:
 
 def count_macs(model: nn.Module) -> int:
     """Multiply-adds of the forward pass of one image, in evaluation mode; `model` is on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton, which the checks of memory do not need
+
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.eval()(torch.empty(1, *image_shape(model), device="meta"))
     return counter.get_total_flops() // 2

@@ -97,13 +97,12 @@ def read_if_they_fit(parts: list[Images], device: torch.device, log: Callable[[s
 
 
 def open_split(recipe: Recipe, split: str) -> Images:
-    """One split of the recipe's data; the pictures of a folder are not read yet."""
-    size = (recipe.img_size, recipe.img_size) if recipe.img_size else None
+    """One split of the recipe's data in its own size; the pictures of a folder are not read yet."""
     if is_picture_folder(recipe.data):
-        pictures, notes = open_folder(Path(recipe.data).expanduser(), split, size), list[str]()
+        pictures, notes = open_folder(Path(recipe.data).expanduser(), split), list[str]()
         kept = pictures.readable(notes.append) if recipe.skip_broken else pictures
         return replace(kept, notes=(*kept.notes, *notes))
-    return load_dataset(recipe.data, split, size)
+    return load_dataset(recipe.data, split, facts(recipe.data).native_size if recipe.data in CATALOG else None)
 
 
 def resized(images: Images, size: tuple[int, int]) -> Images:
@@ -112,10 +111,11 @@ def resized(images: Images, size: tuple[int, int]) -> Images:
 
 
 def training_size(recipe: Recipe, train: Images) -> tuple[int, int]:
-    """The recipe's image size, or else that of the images, but at least MIN_SIDE."""
+    """The recipe's image size, or else that of the data set, but at least MIN_SIDE."""
     if recipe.img_size:
         return recipe.img_size, recipe.img_size
-    return max(train.size[0], MIN_SIDE), max(train.size[1], MIN_SIDE)
+    height, width = facts(recipe.data).img_size if recipe.data in CATALOG else train.size
+    return max(height, MIN_SIDE), max(width, MIN_SIDE)
 
 
 def measure_custom_images(recipe: Recipe) -> tuple[int | None, tuple[int, int] | None]:
@@ -123,7 +123,7 @@ def measure_custom_images(recipe: Recipe) -> tuple[int | None, tuple[int, int] |
     which does not change, and for a missing path."""
     if recipe.data in CATALOG or not Path(recipe.data).expanduser().exists():
         return None, None
-    train = open_split(replace(recipe, img_size=None), "train")
+    train = open_split(recipe, "train")
     size = training_size(recipe, train)
     if recipe.folds:
         train, _ = split_fold(recipe, train)

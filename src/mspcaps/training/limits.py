@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
-from mspcaps.models.model import TASK
 
 if TYPE_CHECKING:
     from mspcaps.training.recipe import Recipe
@@ -38,13 +37,21 @@ def check_numbers(recipe: "Recipe") -> None:
     check_fields_together(recipe)
 
 
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options that are not the family's to choose."""
+    from mspcaps.models.model import TASK  # imports torch, which recipes do without
+
+    if reserved := sorted(options.keys() & {*TASK, "pretrained"}):
+        remedy = "name initial weights with init" if reserved[0] == "pretrained" else "it follows from the images"
+        raise MspcapsError(f"options has {reserved[0]}, which is not an option of the model's family: {remedy}")
+
+
 def check_fields_together(recipe: "Recipe") -> None:
     """Refuse values that are valid on their own but not in combination."""
     if recipe.min_lr > recipe.lr:
         raise MspcapsError(f"lr is {recipe.lr}, but must not be below min_lr, which is {recipe.min_lr}")
-    if reserved := sorted(recipe.options.keys() & {*TASK, "pretrained"}):
-        remedy = "name initial weights with init" if reserved[0] == "pretrained" else "it follows from the images"
-        raise MspcapsError(f"options has {reserved[0]}, which is not an option of the model's family: {remedy}")
+    if recipe.options:
+        check_options(recipe.options)
     check_validation(recipe, own=recipe.data not in CATALOG)  # custom data may have a validation split
     if recipe.folds == 1 or bool(recipe.folds) != bool(recipe.fold) or recipe.fold > recipe.folds:
         raise MspcapsError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from mspcaps.data import CATALOG, Augmentation
+from mspcaps.data.catalog import CATALOG, Augmentation
 from mspcaps.errors import MspcapsError, nearest, reason
 from mspcaps.training.limits import check_numbers
 
