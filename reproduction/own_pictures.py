@@ -11,6 +11,7 @@ from typing import Any
 from mspcaps.report.runs import Group, read_groups
 from mspcaps.training import load_recipe
 from reproduction.study_tables import NONE, with_n
+from reproduction.tables import binomial_error
 
 FOLDER = "pictures"  # of the ledger below results/, and the name of the recipe
 COMPARED = {  # model and initial weights
@@ -37,13 +38,14 @@ def picture_values(results: Path) -> dict[str, Any]:
             set_row(name, size, [group for group in tested if task_of(group) == (name, size)])
             for name, size in sorted(set(map(task_of, tested)))
         ],
-        "heads": ("pictures", "trained on", "size", *COMPARED.values(), "time of one run"),
+        "heads": ("pictures", "trained on", "size", *COMPARED.values(), "time of one run, MSPCaps-T"),
         "choice_rows": [
             (f"{epochs}", f"{lr:g}", "yes" if flips else "no", *(f"{value:.2f}" for value in values))
             for (epochs, lr, flips), values in ranked.items()
         ],
         "earlier": sorted({f"{group.first.recipe['lr']:g}" for group in measured if setting(group) != chosen}),
         "choice_sizes": sorted({group.first.recipe["img_size"] for group in choice}),
+        "errors": sorted(binomial_error(group.last.mean, group.first.recipe["held_out"]) for group in choice),
         "choice_heads": ("epochs", "peak learning rate", "flips", *sets, "mean"),
         "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,
     }

@@ -47,16 +47,23 @@ class Pair:
     other: str
     where: str
     difference: Difference
+    seeds: int
+
+    @classmethod
+    def of(cls, other: str, where: str, ours: Mapping[int, float], theirs: Mapping[int, float]) -> "Pair | None":
+        """By the accuracies of every seed; None without a common seed."""
+        difference = paired(ours, theirs)
+        return cls(other, where, difference, len(ours.keys() & theirs.keys())) if difference else None
 
     @property
     def words(self) -> str:
-        return f"{TWINS.get(self.other, self.other)} on {self.where}"
+        return f"{TWINS.get(self.other, self.other)} on {self.where} (n = {self.seeds})"
 
     @property
     def cell(self) -> str:
-        """+0.10 (−0.05 to +0.25)"""
-        interval = f" ({self.difference.interval})" if self.difference.margin is not None else ""
-        return f"{signed(self.difference.gap)}{interval}"
+        """+0.10 (−0.05 to +0.25, n = 5)"""
+        interval = f"{self.difference.interval}, " if self.difference.interval else ""
+        return f"{signed(self.difference.gap)} ({interval}n = {self.seeds})"
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,11 @@ class Task:
 
     @property
     def pairs(self) -> list[Pair]:
-        pairs, ours = [], self.groups.get(FIRST)
+        pairs, ours = list[Pair | None](), self.groups.get(FIRST)
         for model, group in self.groups.items():
-            if model != FIRST and ours and (difference := paired(ours.by_seed("last"), group.by_seed("last"))):
-                pairs.append(Pair(model, self.title, difference))
-        return pairs
+            if model != FIRST and ours:
+                pairs.append(Pair.of(model, self.title, ours.by_seed("last"), group.by_seed("last")))
+        return [pair for pair in pairs if pair]
 
     @property
     def table(self) -> str:
@@ -149,9 +156,10 @@ class Shifted:
         """With MSPCaps-T by the same recipe."""
         pairs = {}
         for model, recipe in self.networks:
-            difference = paired(self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
-            if model != FIRST and difference:
-                pairs[model, recipe] = Pair(model, self.title + (f" by `{recipe}`" if recipe else ""), difference)
+            where = self.title + (f" by `{recipe}`" if recipe else "")
+            pair = Pair.of(model, where, self.values(FIRST, recipe, lost), self.values(model, recipe, lost))
+            if model != FIRST and pair:
+                pairs[model, recipe] = pair
         return pairs
 
     @property

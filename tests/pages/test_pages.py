@@ -73,6 +73,13 @@ def test_curves_side_by_side():
     lines = [Curve("a < b", [(0.0, 90.0), (0.1, 40.0)]), Curve("c", [(0.0, 80.0), (0.05, 0.0)], 1, dashed=True)]
     steps = Panel("three", [Curve("d", [(0, 50.0), (1, 75.0), (2, 100.0)])], "z", ["none", "some", "all"])
     panels = [Panel("one", lines, "x"), Panel("two", lines[:1], "x"), *[steps] * 3]
+    many = [Curve("n" * 50 + f"{i}", [(0.0, 1.0), (1.0, 2.0)]) for i in range(20)]
+    crowded = ElementTree.fromstring(panels_chart([Panel("one", many, "x")] * 4, "many"))
+    assert len({line.get("class") for line in crowded.iter("{http://www.w3.org/2000/svg}polyline")}) == 20
+    words = [t for t in crowded.iter("{http://www.w3.org/2000/svg}text") if (t.text or "").startswith("nn")]
+    assert len({t.get("y") for t in words if t.get("x") == "82"}) == 10, "two columns of ten long names"
+    narrow = panels_chart([Panel("one", many, "x")], "many")
+    assert f">{'n' * 40}…<" in narrow and f"{'n' * 50}0:" in narrow, "the whole name is in the title of the line"
     svg = ElementTree.fromstring(panels_chart(panels, "all & more", "y"))
     name = "{http://www.w3.org/2000/svg}%s"
     found, places = list(svg.iter(name % "polyline")), [g.get("transform") for g in svg.iter(name % "g")]

@@ -14,7 +14,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.report import write_report
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart, tick_words
 from mspcaps.report.runs import Spread, group_runs, read_groups, settings
-from mspcaps.report.write import markdown, page, run_rows
+from mspcaps.report.write import group_row, markdown, page, run_row, run_rows
 from mspcaps.training import Recipe, train
 
 T = "paper/cifar10/mspcaps_t"
@@ -112,6 +112,8 @@ def test_runs_of_several_machines_are_one_row_that_names_each(tmp_path):
     (group,) = read_groups(tmp_path)
     assert group.last.n == 4
     assert group.training_time == "130 s, a CPU; 120 s, a CPU, fp32; 100 s, a GPU, bf16; 110 s, a GPU, fp32"
+    assert group_row(group)["devices"] == "a CPU; a CPU, fp32; a GPU, bf16; a GPU, fp32"
+    assert [run_row(run, "runs")["precision"] for run in group.runs] == ["bf16", "fp32", "fp32", None]
     assert [row[9] for row in run_rows([group])] == ["a GPU, bf16", "a GPU, fp32", "a CPU, fp32", "a CPU"]
 
 

@@ -39,6 +39,7 @@ def test_differences_are_paired_by_seed(ledger: Path) -> None:
     assert linear.difference.gap == pytest.approx(statistics.mean(gaps))
     assert linear.difference.margin == pytest.approx(2.776445 * error, rel=1e-5), "Student's quantile for four"
     assert resnet.difference.gap == -5.0 and resnet.difference.margin is None
+    assert (linear.seeds, resnet.seeds, resnet.cell) == (5, 1, "−5.00 (n = 1)")
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert verdict(task.pairs)["better"] == [linear.words] and not verdict([resnet])["undecided"]
     assert verdict([resnet, linear]) == {"better": [linear.words], "worse": [], "undecided": [], "open": [resnet.words]}

@@ -45,8 +45,7 @@ def bench_attack(
     trained = load_model(weights).to(device)
     count = QUICK if quick else None if device.type == "cuda" else ON_CPU
     data = load_dataset(DATA, "test")
-    x, y = (t[:count].to(device) for t in (data.images, data.labels))
-    x = x.float() / 255
+    x, y = data.images[:count].to(device).float() / 255, data.labels[:count].to(device)
     result |= {"images": len(x), "batch_size": size, "steps": STEPS, "unavailable": {}}
     attacks: dict[str, Attack] = {"ours": lambda x, y: bim(trained, x, y, EPS, steps=STEPS)}
     if device.type == "cuda" and not quick:

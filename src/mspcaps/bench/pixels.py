@@ -44,8 +44,7 @@ def bench_pixels(
             result["refused"][str(side)] = str(error)
             continue
         task = replace(task, images=2 * task.batch_size)
-        start = partial(EngineRun, task.model(model), task.data().to(device), task)
-        runs[side], peak = measure_peak(start, device)
+        runs[side], peak = measure_peak(partial(EngineRun, task.model(model), task.data().to(device), task), device)
         memory[side] = count_bytes(model, task) if peak is None else peak
     log("timing them alternately")
     steps = {side: run.run for side, run in runs.items()}

@@ -82,6 +82,10 @@ def number_words(numbers: Iterable[float]) -> dict[float, str]:
     return {number: f"{number:g}" for number in numbers}
 
 
+def shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def line_chart(
     points: Sequence[Point], label: str, epochs: int, unit: str = "", dots: bool = False, log: bool = False
 ) -> str:
@@ -102,8 +106,7 @@ def line_chart(
 def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> str:
     """A bar for every bin of confidence, from 0 to 100 percent; none for NaN. A perfectly calibrated model would follow
     the diagonal."""
-    percents = [value for value in values if value == value]
-    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(percents))
+    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(value for value in values if value == value))
     axes = Axes(100, ticks)
     parts = axes.draw(lambda tick: f"{tick:g}%", number_words(range(0, 101, 20)), "confidence, %")
     for number, value in enumerate(values):
@@ -124,7 +127,7 @@ def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> s
 def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     """Rows are the true classes, columns the answers; the opacity shows the share of the row."""
     cell = 46 if len(classes) <= 12 else max(14, 552 // len(classes))
-    names = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in classes]
+    names = [shortened(name, MAX_NAME) for name in classes]
     longest = max(map(len, names))
     left, top = 24 + 8 * longest, 30 + 6 * longest
     side = cell * len(classes)
@@ -141,9 +144,8 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
             f"{escape(name)}</text>"
         )
     for i, row in enumerate(confusion):
-        total = max(1, sum(row))
         for j, count in enumerate(row):
-            share = count / total
+            share = count / max(1, sum(row))
             x, y, kind = left + cell * j, top + cell * i, "hit" if i == j else "miss"
             # the colour of mistakes deepens faster, so that a few in a hundred can be seen
             ink = share if i == j else min(1.0, 0.12 + 2.2 * share) if count else 0.0
@@ -163,7 +165,7 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
     return "".join([*parts, "</svg>"])
 
 
-KEY, NAME = 24, 330  # height of a row of the legend, and width of a name in it
+KEY, NAME, LETTER = 24, 330, 8  # height of a row of the legend, least width of a name in it, width of a letter
 COLORS, DASHES = 8, 4
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #33363d } .faint { fill: #6b6f78; font-size: 12px }
@@ -215,7 +217,7 @@ def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
     looks = {}
     for curve in flat:
         own = names.index(curve.name)
-        color, dash = (own, own) if curve.color is None else (curve.color, int(curve.dashed))
+        color, dash = (own, own + own // COLORS) if curve.color is None else (curve.color, int(curve.dashed))
         looks[curve.name] = f"line c{color % COLORS} d{dash % DASHES}"
     numbers = [x for panel in panels if not panel.steps for curve in panel.curves for x, _ in curve.points]
     ticks = nice_ticks(0.0, max(numbers, default=1.0) or 1.0)
@@ -226,11 +228,12 @@ def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
         x_words = {float(place): words for place, words in enumerate(panel.steps)} or number_words(ticks)
         move = f"translate({number % columns * width} {number // columns * height})"
         parts += [f'<g transform="{move}">', *draw_panel(panel, x_words, looks, width, height), "</g>"]
-    below, across = -(-len(panels) // columns) * height, max(1, columns * width // NAME)
+    below, room = -(-len(panels) // columns) * height, max([NAME, *(60 + LETTER * len(name) for name in names)])
+    across, most = max(1, columns * width // room), (columns * width - 90) // LETTER
     for number, name in enumerate(names):
-        x, y = 40 + number % across * NAME, below + 18 + number // across * KEY
+        x, y = 40 + number % across * room, below + 18 + number // across * KEY
         parts.append(f'<line class="{looks[name]}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
-        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(name)}</text>')
+        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(shortened(name, most))}</text>')
     return standalone(columns * width, below + 10 + -(-len(names) // across) * KEY, label, STYLE, parts)
 
 

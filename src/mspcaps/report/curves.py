@@ -39,8 +39,7 @@ def health_charts(group: Group) -> list[tuple[str, str]]:
             values = [value for line in seeds for value in line if value is not None]
             if values:
                 ticks = nice_ticks(min(*values, level), max(*values, level))
-                svg = chart(seeds, ticks, f"{measure} of {block}", level=level, side=side)
-                charts.append((f"{block}: {words}", svg))
+                charts.append((f"{block}: {words}", chart(seeds, ticks, f"{measure} of {block}", False, level, side)))
     return charts
 
 

@@ -116,6 +116,7 @@ def group_row(group: Group) -> dict[str, Any]:
         "last_mean": group.last.mean, "last_deviation": group.last.deviation,
         "best_mean": group.best.mean, "best_deviation": group.best.deviation,
         "params": run.params, "epochs": run.epochs, "train_seconds": group.gpu_seconds,
+        "devices": "; ".join(machines(group.runs)),
     }  # fmt: skip
 
 
@@ -124,8 +125,8 @@ def run_row(run: Run, kind: str) -> dict[str, Any]:
     return {
         "dataset": run.dataset, "model": run.model, "recipe": run.name, "seed": run.seed, "kind": kind,
         "last": run.accuracy.last, "best": run.accuracy.best, "best_epoch": run.accuracy.best_epoch,
-        "train_seconds": run.seconds.train, "device": run.device, "commit": run.commit,
-        "weights_sha256": run.weights_sha256 or None,
+        "train_seconds": run.seconds.train, "device": run.device, "precision": run.precision or None,
+        "commit": run.commit, "weights_sha256": run.weights_sha256 or None,
     }  # fmt: skip
 
 
