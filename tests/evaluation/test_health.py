@@ -261,3 +261,10 @@ def test_training_says_once_that_a_block_collapsed(recipe: Recipe, tmp_path: Pat
         trainer.history.append(Epoch(epoch + 1, 0.1, 0.1, 50.0, (sound, lost)))
     (line,) = said
     assert all(word in line for word in ("routing.1", "epoch 1", "0.50", "0.85", "3.2"))
+
+
+def test_couplings_that_leak_are_uniform_if_their_shares_are() -> None:
+    """One iteration of leaky routing: each of two classes gets a third, and so does none of them."""
+    model = create_model("capsnet_cifar", num_classes=2, in_chans=1, img_size=4, iterations=1)
+    (block,) = measure_health(model, torch.rand(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64))
+    assert (block.entropy, block.top) == pytest.approx((1, 1), abs=1e-5) and not block.collapsed

@@ -172,3 +172,8 @@ def test_checkpoints_update_the_statistics_of_every_kind_of_norm_once() -> None:
     run_block(block, x, checkpointing=True).sum().backward()
     torch.testing.assert_close(block[1].running_mean, 0.1 * block[0](x).mean(0))
     assert block[1].momentum == 0.1
+
+
+def test_a_single_image_without_a_batch_is_told_from_what_the_model_takes() -> None:
+    with pytest.raises(MspcapsError, match=r"\w x 3 x 8 x 9 .* 3 x 8 x 9$"):
+        Normalize([0.5] * 3, [0.5] * 3, (8, 9))(torch.rand(3, 8, 9))

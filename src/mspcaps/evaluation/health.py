@@ -140,10 +140,11 @@ class HealthMeter:
         for state in states:
             if state.name not in self.blocks:
                 self.blocks[state.name] = Sums(state)
-            sums = self.blocks[state.name]
-            sums.entropy += weight * relative_entropy(state.couplings, state.axis)
-            sums.mean += weight * mean_couplings(state.couplings, state.axis)
-            mark_winners(sums.won, state.couplings, state.axis)
+            sums, C = self.blocks[state.name], state.couplings
+            C = C / C.sum(state.axis, keepdim=True).clamp_min(1e-30)  # a leaky routing leaves a share to none of them
+            sums.entropy += weight * relative_entropy(C, state.axis)
+            sums.mean += weight * mean_couplings(C, state.axis)
+            mark_winners(sums.won, C, state.axis)
             for i in range(len(state.inputs)):
                 with swapped(self.model.get_submodule(state.name), i) as rolled:
                     scores = self.model.forward_head(features)

@@ -62,9 +62,9 @@ class Normalize(nn.Module):
         check_floating(x)
         chans = len(self.mean)
         if x.ndim != 4 or x.shape[1] != chans or (self.img_size is not None and tuple(x.shape[2:]) != self.img_size):
-            expected = " x ".join(str(side) for side in (chans, *(self.img_size or ("H", "W"))))
+            expected = " x ".join(str(side) for side in ("N", chans, *(self.img_size or ("H", "W"))))
             actual = " x ".join(str(side) for side in x.shape)
-            raise MspcapsError(f"the model takes batches of {expected} (channels, height, width), not {actual}")
+            raise MspcapsError(f"the model takes batches of {expected} (images, channels, height, width), not {actual}")
         return (x - self.mean) / self.std
 
 

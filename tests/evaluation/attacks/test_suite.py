@@ -176,6 +176,12 @@ def test_the_file_keeps_everything_and_takes_more(tmp_path: Path):
         read_robustness(path)
 
 
+def test_budgets_may_be_written_as_on_the_command_line_or_come_from_numpy():
+    for eps in ("8/255", np.float32(8 / 255), ["8/255", 8 / 255], 8 / 255):
+        (budget,) = mspcaps.attack(MODEL, (X[:2], Y[:2]), eps, "fgsm", check=False).budgets
+        assert budget == pytest.approx(8 / 255, abs=1e-8)
+
+
 def test_results_on_other_images_are_not_added_up(tmp_path: Path):
     """Two folders may have one name and as many pictures, and a model may get all of them right."""
     path = tmp_path / "attack.json"
@@ -203,6 +209,7 @@ def test_results_on_training_images_say_so(tmp_path: Path):
         ({"eps": -0.1}, "-0.1"),
         ({"eps": [0.1, math.inf]}, "inf"),
         ({"eps": []}, "eps"),
+        ({"eps": "8/x"}, "8/x"),
         ({"attacks": "pgf"}, "'pgf'"),
         ({"attacks": "pgd:hinge"}, "'hinge'"),
         ({"attacks": "pgd:targeted_dlr"}, "targeted_dlr"),

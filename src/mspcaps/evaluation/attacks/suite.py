@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from mspcaps.evaluation.attacks.pgd import bim, fgsm, gradient, pgd, pgd_steps
 from mspcaps.evaluation.attacks.square import square
 from mspcaps.evaluation.attacks.votes import has_votes, vote_attack
 from mspcaps.evaluation.load import load_for
-from mspcaps.evaluation.robustness import Bits, Curve, Point, Robustness
+from mspcaps.evaluation.robustness import Bits, Curve, Point, Robustness, parse_eps
 from mspcaps.files import ProgressFn, no_progress, sha256_of, weights_name
 from mspcaps.models import as_model, unwrapped, weights_path
 from mspcaps.models.layers import check_labels, in_eval_mode
@@ -196,7 +197,7 @@ class Target:
 def attack(
     model: nn.Module | str | Path,
     data: Data | None = None,
-    eps: float | Sequence[float] = EPS,
+    eps: float | str | Sequence[float | str] = EPS,
     attacks: str | Sequence[str] | None = None,
     *,
     restarts: int = 1,
@@ -212,15 +213,15 @@ def attack(
     """Measure a model's accuracy under attack, and whether the figures can be trusted.
 
     `model` and `data` are as in `evaluate`; a module of your own maps images in [0, 1] to scores [b, classes]. `eps`
-    are budgets in pixel units (Linf). `attacks` are written NAME[-STEPS][:OBJECTIVE] with the names fgsm, bim, pgd,
-    apgd, square, votes and the objectives margin, cross_entropy, log_odds, cw, dlr, and targeted_dlr for apgd; default:
-    fgsm, pgd, apgd, and for capsules apgd and votes on log_odds. `images` limits their number: of a data set it takes
-    random ones, always the same, of a pair the first ones. `check` runs the diagnostics, whose sentences become the
-    `cautions` of the result; one of them tries images that fool a `surrogate` on the model.
+    are budgets in pixel units (Linf), also written as "8/255". `attacks` are written NAME[-STEPS][:OBJECTIVE] with the
+    names fgsm, bim, pgd, apgd, square, votes and the objectives margin, cross_entropy, log_odds, cw, dlr, and
+    targeted_dlr for apgd; default: fgsm, pgd, apgd, and for capsules apgd and votes on log_odds. `images` limits their
+    number: of a data set it takes random ones, always the same, of a pair the first ones. `check` runs the diagnostics,
+    whose sentences become the `cautions` of the result; one of them tries images that fool a `surrogate` on the model.
     """
     from mspcaps.evaluation.attacks.diagnostics import diagnose
 
-    budgets = sorted({float(value) for value in ([eps] if isinstance(eps, int | float) else eps)})
+    budgets = sorted({parse_eps(str(value)) for value in ([eps] if isinstance(eps, float | Real | str) else eps)})
     for value in budgets:
         check_eps(value)
     names = ATTACKS if attacks is None else [attacks] if isinstance(attacks, str) else attacks
