@@ -216,7 +216,7 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
     change = changed_input(recipe, vars(run), now | {"initial": checksum(recipe.init)})
     differing = recipe.resolve(size).differences(run.recipe)
     if size is None or change:  # what follows from the images cannot be compared
-        left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}
+        left_open = {key for key in ("img_size", "augment") if getattr(recipe.resolve(), key) is None}
         differing = [key for key in differing if key not in left_open]
     if differing:
         raise MspcapsError(
