@@ -90,6 +90,10 @@ def test_fields_of_a_newer_version_are_ignored(entry: Path) -> None:
         ({"curve": {"loss": [1.0, None], "accuracy": [80.0, 80.0]}}, r"curve\.loss .*None"),
         ({"curve": {"loss": [1.0, 1.0], "accuracy": "good"}}, r"curve\.accuracy .*'good'"),
         ({"seconds": {"train": [3]}}, r"seconds\.train .*\[3\]"),
+        ({"model": None}, "model is None"),
+        ({"recipe": {"name": 3, "epochs": 2}}, r"recipe\.name is 3"),
+        ({"images": "x"}, "images is 'x'"),
+        ({"initial": []}, r"initial is \[\]"),
     ],
 )
 def test_bad_entries_get_a_sentence(changes: dict[str, Any], message: str, entry: Path) -> None:

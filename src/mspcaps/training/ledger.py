@@ -26,14 +26,15 @@ from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
 RUNS, REPEATS = "runs", "repeats"
 _REAL = int | float
-_REQUIRED: dict[str, dict[str, Any]] = {  # the keys of an entry and of its tables, with the type if it is a number
-    "": dict.fromkeys(("model", "params", "dataset", "recipe", "accuracy", "curve", "seconds", "device"))
-    | {"seed": int},
-    "recipe": {"name": None, "epochs": int},
+_REQUIRED: dict[str, dict[str, Any]] = {  # the keys of an entry and of its tables, with the type of numbers and names
+    "": dict.fromkeys(("params", "recipe", "accuracy", "curve", "seconds", "device"))
+    | {"seed": int, "model": str, "dataset": str},
+    "recipe": {"name": str, "epochs": int},
     "accuracy": {"last": _REAL, "best": _REAL, "best_epoch": int},
     "curve": {"loss": None, "accuracy": None},
     "seconds": {"train": _REAL},
 }
+_INPUTS: dict[str, Any] = {"images": int, "data_sha256": str, "teacher_sha256": str, "initial": dict}  # where known
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,11 @@ def _read_entry(path: Path) -> dict[str, Any]:
             if not isinstance(table, dict) or key not in table:
                 raise MspcapsError(f"{path} is not a complete ledger entry: {name} is missing")
             if kind and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
-                raise MspcapsError(f"{path} was changed: {name} is {table[key]!r:.40}, which is not a number")
+                what = "text" if kind is str else "a number"
+                raise MspcapsError(f"{path} was changed: {name} is {table[key]!r:.40}, which is not {what}")
+    for key, kind in _INPUTS.items():
+        if not isinstance(entry.get(key), kind | None):
+            raise MspcapsError(f"{path} was changed: {key} is {entry[key]!r:.40}")
     for key in ("loss", "accuracy", "validation"):
         values = entry["curve"].get(key, [])
         if bad := [x for x in values if not isinstance(x, _REAL)] if isinstance(values, list) else [values]:
@@ -216,7 +221,7 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
     change = changed_input(recipe, vars(run), now | {"initial": checksum(recipe.init)})
     differing = recipe.resolve(size).differences(run.recipe)
     if size is None or change:  # what follows from the images cannot be compared
-        left_open = {key for key in ("img_size", "augment") if getattr(recipe, key) is None}
+        left_open = {key for key in ("img_size", "augment") if getattr(recipe.resolve(), key) is None}
         differing = [key for key in differing if key not in left_open]
     if differing:
         raise MspcapsError(
@@ -248,7 +253,8 @@ def changed_input(recipe: Recipe, then: Mapping[str, Any], now: Mapping[str, Any
         "initial": f"{recipe.init} held other weights",
     }
     for key, words in changes.items():
-        known = {x["sha256"] if isinstance(x, dict) else x for side in (then, now) if (x := side.get(key)) is not None}
+        values = [side.get(key) for side in (then, now)]
+        known = {x.get("sha256") if isinstance(x, dict) else x for x in values if x is not None}
         if len(known) > 1:
             return words
     return ""
