@@ -213,6 +213,8 @@ def test_the_attacks_and_objectives_that_the_page_names() -> None:
             seen is None or row.endswith("yes |") == seen for row, seen in zip(rows, known.values(), strict=True)
         )
     assert f"{METHODS['apgd'].steps} steps" in text and f"{METHODS['square'].steps:,} queries" in text
+    assert f"`bim` takes {METHODS['bim'].steps} steps, `pgd` and `votes` take {METHODS['pgd'].steps}" in text
+    assert METHODS["votes"].steps == METHODS["pgd"].steps
     assert f"a large eps ({LARGE:g})" in text
 
 
