@@ -16,7 +16,7 @@ import mspcaps
 from mspcaps.evaluation.attacks import METHODS, OBJECTIVES
 from mspcaps.evaluation.attacks.diagnostics import LARGE
 from mspcaps.evaluation.health import LEAST_ENTROPY, MOST_TOP
-from mspcaps.models import registry, summarize
+from mspcaps.models import model_options, registry, summarize
 from mspcaps.training import Recipe, load_recipe, train, trainer
 from mspcaps.training.ledger import find_run
 from mspcaps.training.recipe import Adversary
@@ -55,7 +55,7 @@ def test_the_example_of_lacaps_works() -> None:
     assert names["small"].shape == names["wide"].shape == (2, 4)
 
 
-def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_routing_and_a_model_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))  # it is gone again afterwards
     names: dict = {}
     torch.manual_seed(0)
@@ -81,6 +81,8 @@ def test_the_example_of_a_routing_and_a_model_works(monkeypatch: pytest.MonkeyPa
     assert torch.allclose(tiny(x), norm**2 / (1 + norm**2), atol=1e-5)
     tiny.train().training_loss(x, torch.tensor([0, 2]), tiny.criterion).backward()
     assert all(p.grad is not None for p in tiny.parameters())
+    (tmp_path / "tiny.toml").write_text(*blocks("toml", page("extend.md")))
+    assert load_recipe(tmp_path / "tiny.toml").options == {"dim": 12}
 
 
 def test_recipes_and_sweeps_as_written(tmp_path: Path) -> None:
@@ -118,6 +120,10 @@ def test_parameters_at_each_image_size_are_counted() -> None:
     assert [int(size) for _, size in told] == [32, 64, 224]
     for params, size in told:
         assert params == f"{summarize('mspcaps_t', img_size=int(size)).params:,}"
+
+
+def test_the_options_of_a_family_are_told() -> None:
+    assert f'print(model_options("mspcaps_t"))  # {model_options("mspcaps_t")}\n' in page("python.md")
 
 
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +213,8 @@ def test_the_attacks_and_objectives_that_the_page_names() -> None:
             seen is None or row.endswith("yes |") == seen for row, seen in zip(rows, known.values(), strict=True)
         )
     assert f"{METHODS['apgd'].steps} steps" in text and f"{METHODS['square'].steps:,} queries" in text
+    assert f"`bim` takes {METHODS['bim'].steps} steps, `pgd` and `votes` take {METHODS['pgd'].steps}" in text
+    assert METHODS["votes"].steps == METHODS["pgd"].steps
     assert f"a large eps ({LARGE:g})" in text
 
 
