@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import pytest
 from cli_makers import TINY, draw, trained
@@ -32,6 +33,8 @@ def test_train(say, place, pictures):
     assert said.status == 0, said.err
     left_out = [int(line.split()[1]) for line in said.out.splitlines() if "left out" in line]
     assert sum(left_out) == 5 and "disc/0.png" in said.out and "more" in said.out
+    (page,) = (place / "runs").rglob("index.html")
+    assert "disc/0.png" in page.read_text()
     (entry,) = (place / "results").glob("runs/*/*/*.json")
     known = json.loads(entry.read_text())
     assert known["recipe"]["skip_broken"] is True
@@ -47,6 +50,9 @@ def test_eval_and_predict(say, place, pictures):
     said = say("eval", weights, "--data", "pictures", "--split", "all", "--skip-broken")
     assert said.status == 0 and "all: 19 images" in said.out
     assert "5 of 24" in said.err and "1.png" in said.err and "2 more" in said.err and said.err.count(".png") == 3
+    document = json.loads(say("eval", weights, "--data", "pictures", "--split", "all", "--skip-broken", "--json").out)
+    assert ["5 of 24" in sentence for sentence in document["notes"]] == [True]
+    assert "5 of 24" in Path(document["page"]).read_text()
     both = say("eval", weights, weights, "--data", "pictures", "--split", "all", "--skip-broken")
     assert both.status == 0 and both.err.count("5 of 24") == 1
     assert say("predict", weights, "pictures").status == 1

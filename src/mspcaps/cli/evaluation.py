@@ -96,7 +96,7 @@ def evaluate(
             result, members = run(models[0], subset, *settings, flip=flip), []
     target = page_path(out, weights, subset.name, split, images, flip) if page else None
     source = data or vars(models[0])["metadata"]["recipe"]["data"]
-    show_result(form, weights, models[0], members, result, subset, source, split, target)
+    show_result(form, weights, models[0], members, result, subset, source, split, skip_broken, target)
 
 
 def check_options(
@@ -129,7 +129,7 @@ def load_weights(weights: "Sequence[str]", device: str | None) -> "tuple[list[nn
 
 def show_result(
     form: Format, weights: "Sequence[str]", model: "nn.Module", members: "Sequence[Evaluation]", result: "Evaluation",
-    data: "ImageSet", source: str, split: str, target: Path | None,
+    data: "ImageSet", source: str, split: str, skip_broken: bool, target: Path | None,
 ) -> None:  # fmt: skip
     """Print the figures, write a page to `target`, or print a document, whose keys docs/formats.md lists."""
     from mspcaps.evaluation.accuracy import MIRRORED
@@ -142,15 +142,15 @@ def show_result(
     page = None
     if target is not None:
         explained = None if members else model
-        make = lambda: write_page(target, evaluation_page(weights, model, result, data, source, split), explained)  # noqa: E731
-        page = show_page(make, form)
+        described = (weights, model, result, data, source, split, skip_broken)
+        page = show_page(lambda: write_page(target, evaluation_page(*described), explained), form)
     if form == "text":
         return
     if form == "csv" and result.flip:  # a row describes a class and has no place for it
         note(MIRRORED)
     document = {"weights": weights, "data": source, "split": split, **as_document(result)}
     document["members"] = [{"weights": name, **as_document(own)} for name, own in zip(weights, members, strict=False)]
-    document |= {"notes": folder_notes(source, [split]), "page": page}
+    document |= {"notes": folder_notes(source, [split], skip_broken), "page": page}
     print_document(form, document, document["classes"])
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from mspcaps import __version__
 from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, open_folder, provenance
 from mspcaps.data.folder import is_picture_folder
+from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
 from mspcaps.files import format_duration, weights_name
@@ -48,6 +49,7 @@ def run_page(result: Result) -> Page:
         reached = run.accuracy.best if result.weights.name == BEST else run.accuracy.last
         numbers.append((f"on all {len(result.images):,} {images_are}", f"{reached:.2f} %"))
     licence = facts(recipe.data).licence if recipe.data in CATALOG else ""
+    splits = ("train", "test", "val") if has_validation(recipe.data) else ("train", "test")
     return Page(
         title=f"{recipe.model} on {title}",
         facts=numbers + figures(evaluation),
@@ -59,13 +61,14 @@ def run_page(result: Result) -> Page:
         history=result.history,
         images_are=images_are,
         watched=f"{run.watched} images",
-        notes=folder_notes(recipe.data, ("train", "test")),
+        notes=folder_notes(recipe.data, splits, recipe.skip_broken),
     )
 
 
 def evaluation_page(
-    weights: Sequence[str], model: nn.Module, evaluation: Evaluation, data: ImageSet, source: str, split: str = "test"
-) -> Page:
+    weights: Sequence[str], model: nn.Module, evaluation: Evaluation, data: ImageSet, source: str, split: str = "test",
+    skip_broken: bool = False,
+) -> Page:  # fmt: skip
     """The result of `mspcaps eval`: `source` names the data set; several `weights` are an ensemble."""
     params = sum(p.numel() for p in model.parameters())
     size: Pairs = [("parameters", f"{params:,}")] if params and len(weights) == 1 else []  # an exported file has none
@@ -79,7 +82,7 @@ def evaluation_page(
         commands=next_commands(weights[0], model) if len(weights) == 1 else [],
         footer=f"Measured with mspcaps {__version__}, PyTorch {torch.__version__}. {origin}",
         images_are=IMAGES.get(split, "images"),
-        notes=folder_notes(source, (split,)),
+        notes=folder_notes(source, (split,), skip_broken),
     )
 
 
@@ -120,12 +123,16 @@ def next_commands(weights: str | Path, model: nn.Module) -> Pairs:
     return commands
 
 
-def folder_notes(source: str, splits: Iterable[str]) -> list[str]:
-    """Sentences about the files in a folder of pictures that were not used."""
-    if not is_picture_folder(source):
-        return []
-    folder = Path(source).expanduser()
-    return list(dict.fromkeys(note for split in splits for note in open_folder(folder, split).notes))
+def folder_notes(source: str, splits: Iterable[str], skip_broken: bool = False) -> list[str]:
+    """Sentences about the files in a folder of pictures that were not used, with `skip_broken` also the broken ones."""
+    notes: list[str] = []
+    if is_picture_folder(source):
+        for split in splits:
+            pictures = open_folder(Path(source).expanduser(), split)
+            notes += pictures.notes
+            if skip_broken:
+                pictures.readable(notes.append)
+    return list(dict.fromkeys(notes))
 
 
 def sample_images(images: ImageSet | FolderImages) -> ImageSet:
