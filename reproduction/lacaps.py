@@ -11,7 +11,7 @@ from mspcaps.report.runs import Group, settings
 from reproduction.baselines import Baselines
 from reproduction.collapse import measured_runs
 from reproduction.dots import MARGIN, STYLE, Frame
-from reproduction.study_tables import NONE, markdown_table, with_n
+from reproduction.study_tables import NONE, drop_empty, markdown_table, with_n
 from reproduction.tables import Report, changes, cost_of, recipe_settings
 
 NETWORKS = {  # recipe -> its name in the table
@@ -62,7 +62,8 @@ def network_table(groups: Mapping[str, Group | None], baselines: Baselines) -> s
                 NETWORKS[name], with_n(group.last), str(group.best), f"{cost.params:,}",
                 number(cost.macs / 1e6), step, group.training_time, *health_of(group),
             ))  # fmt: skip
-    return markdown_table(heads, rows, range(1, len(heads))) if rows else ""
+    columns, rest = drop_empty(heads, rows)
+    return markdown_table(columns, rest, range(1, len(columns))) if rows else ""
 
 
 def health_of(group: Group) -> tuple[str, str]:

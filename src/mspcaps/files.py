@@ -22,12 +22,12 @@ def no_progress(what: str, done: int, total: int | None) -> None:
     """For callers that show no progress."""
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object] | bytes | str) -> None:
+def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object] | bytes | str) -> None:
     """Write beside the target, flush to disk, rename: the old file stays intact until the new one is complete.
 
     `write` is the content, or a function that writes it into an open binary file.
     """
-    temporary = ""
+    path, temporary = Path(path), ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)

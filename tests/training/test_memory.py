@@ -15,7 +15,7 @@ from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models.summary import summarize
 from mspcaps.training import memory
-from mspcaps.training.device import free_bytes
+from mspcaps.training.device import free_bytes, has_bf16_instructions
 from mspcaps.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -149,3 +149,14 @@ def test_freed_memory_is_reused() -> None:
         for call in ("", "choose_device('cpu')")
     ]
     assert faults[1] < faults[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("avx2 amx_bf16 fma", True), ("avx512_bf16", True), ("avx512f avx512_bf16x", False)]
+)
+def test_a_cpu_with_bf16_instructions_is_recognised(tmp_path: Path, flags: str, expected: bool) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags : fpu {flags}\n")
+    assert has_bf16_instructions(torch.device("cpu"), cpuinfo) == expected
+    assert not has_bf16_instructions(torch.device("cuda"), cpuinfo)
+    assert not has_bf16_instructions(torch.device("cpu"), tmp_path / "missing")

@@ -211,7 +211,7 @@ def test_refusals_say_what_would_work(skewed: Path, tmp_path: Path, monkeypatch:
 def test_a_run_that_is_refused_leaves_no_folder(skewed: Path, tmp_path: Path) -> None:
     other = entry_of(recipe_for(skewed, lr=1.0))
     ledger.write_run(ledger.entry_path(tmp_path / "r", recipe_for(skewed)), other)
-    with pytest.raises(MspcapsError, match="another lr"):
+    with pytest.raises(MspcapsError, match="differs in lr"):
         train(recipe_for(skewed), device="cpu", out=tmp_path / "runs", results=tmp_path / "r")
     assert not (tmp_path / "runs").exists()
 

@@ -265,9 +265,9 @@ def attack(
 ) -> None:
     """Attack trained weights and measure the accuracy that remains; warn if the figures cannot be trusted.
 
-    An attack is written NAME, NAME-STEPS or NAME-STEPS:OBJECTIVE, such as pgd-50:cw. The names are fgsm, bim, pgd,
-    apgd, square and votes (for models with routing); the objectives are margin, cross_entropy, log_odds (for capsules),
-    cw, dlr and, for apgd, targeted_dlr. Images that the model gets wrong without an attack count as wrong.
+    An attack is written NAME[-STEPS][:OBJECTIVE], such as pgd-50:cw. The names are fgsm, bim, pgd, apgd, square and
+    votes (for models with routing); the objectives are margin, cross_entropy, log_odds (for capsules), cw, dlr and, for
+    apgd, targeted_dlr. Images that the model gets wrong without an attack count as wrong.
 
     Args:
         weights: A .safetensors file, or a name listed by `mspcaps models --pretrained`.

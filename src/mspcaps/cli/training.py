@@ -95,15 +95,15 @@ def train(
     if list:
         print("\n".join(mspcaps.training.list_recipes()))
         return
-    from mspcaps.report import run_page, write_page
-    from mspcaps.report.run import PAGE
-
     chosen = choose_recipe(recipe, changed_fields(changes))
     with stoppable() as stop:
         result = mspcaps.training.train(
             chosen, device=device, engine=engine, out=out, results=results, save_every=save_every,
             log_dir=log_dir, stop=stop, overwrite=overwrite,
         )  # fmt: skip
+    from mspcaps.report import run_page, write_page
+    from mspcaps.report.run import PAGE
+
     page = result.folder / PAGE
     if os.environ.get("RANK", "0") == "0":
         finished_before = result.images is None and page.is_file()

@@ -17,7 +17,9 @@ from mspcaps.models.registry import model_options, registered_models
 OLD_PYTORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # after the two bytes of pickle's protocol
 
 
-def save_weights(path: Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **metadata: Any) -> None:
+def save_weights(
+    path: str | Path, model: nn.Module, tensors: dict[str, Tensor] | None = None, /, **metadata: Any
+) -> None:
     """Writes the model's state (or `tensors` instead), its config and `metadata`."""
     if reserved := metadata.keys() & {"model", "format"}:
         raise MspcapsError(f"model.metadata cannot have the key {min(reserved)!r}: the file stores that itself")

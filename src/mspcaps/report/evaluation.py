@@ -58,13 +58,13 @@ class Example:
     maps: Maps | None = None
 
 
-def write_page(path: Path, page: Page, model: nn.Module | None = None) -> Path:
+def write_page(path: str | Path, page: Page, model: nn.Module | None = None) -> Path:
     """Write the page; if the model can be explained within seconds, it explains the most confident mistakes."""
     if model is not None:
         maps = explain_mistakes(model, page.data, page.evaluation, choose_wrong(page.evaluation))
         page = replace(page, maps=maps, capsules=hasattr(unwrapped(model), "forward_capsules"))
     write_atomically(path, render_page(page))
-    return path.resolve()
+    return Path(path).resolve()
 
 
 def render_page(page: Page) -> str:

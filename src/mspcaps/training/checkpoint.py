@@ -58,7 +58,8 @@ def check_same_run(path: Path, progress: Mapping[str, Any], recipe: Recipe, now:
     """Refuse a checkpoint of another recipe, or one whose images or teacher are not those of `now`."""
     if differing := recipe.differences(progress["recipe"]):
         raise MspcapsError(
-            f"{path} was written with another {differing[0]}; remove it to start over, or give the run another name"
+            f"{path} was written by a run that differs in {differing[0]}; remove it to start over, or give this run "
+            "another name"
         )
     if change := changed_input(recipe, progress, now):
         raise MspcapsError(f"{path} was written when {change}; remove it to start over")

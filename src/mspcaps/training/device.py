@@ -13,7 +13,7 @@ from torch import nn
 from mspcaps.errors import MspcapsError
 
 Engine = Literal["eager", "compile", "cudagraph"]
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # Linux
+MEMINFO, CPUINFO, CGROUP = Path("/proc/meminfo"), Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # Linux
 WORTH_COMPILING = 1_000_000  # images to train on, over all epochs, from which compiling for a CPU pays off
 
 
@@ -92,6 +92,12 @@ def working_precision(device: torch.device, precision: str | None = None) -> tor
     if precision == "fp32" or (precision is None and (device.type != "cuda" or not supported)):
         return None
     return torch.bfloat16
+
+
+def has_bf16_instructions(device: torch.device, cpuinfo: Path = CPUINFO) -> bool:
+    """Whether the device is a CPU that, as Linux says, multiplies in bf16."""
+    flags = cpuinfo.read_text().split() if device.type == "cpu" and cpuinfo.is_file() else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def in_precision(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

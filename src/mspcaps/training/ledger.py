@@ -225,7 +225,7 @@ def find_run(results: Path, recipe: Recipe, kind: str = RUNS, overwrite: bool = 
         differing = [key for key in differing if key not in left_open]
     if differing:
         raise MspcapsError(
-            f"{path} is of a run with another {differing[0]}: remove it, or give the new run another name"
+            f"{path} is of a run that differs in {differing[0]}: remove it, or give the new run another name"
         )
     if change and not overwrite:
         raise MspcapsError(

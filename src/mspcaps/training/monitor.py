@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mspcaps.errors import MspcapsError
 from mspcaps.files import check_writable
 from mspcaps.progress import Progress
+from mspcaps.training.device import has_bf16_instructions
 from mspcaps.training.ledger import device_name
 from mspcaps.training.result import Epoch
 
@@ -19,12 +20,13 @@ def summary(trainer: "Trainer") -> str:
     recipe, model, epoch, steps = trainer.recipe, trainer.model, trainer.epoch, trainer.steps_done
     watched = f", {len(trainer.evaluator.data):,} validation" if trainer.watched == "validation" else ""
     shape, params = (model.in_chans, *model.img_size), sum(p.numel() for p in model.parameters())
+    faster = recipe.precision is None and has_bf16_instructions(trainer.device)
     resumed_after = f"step {steps} of epoch {epoch + 1}" if steps else f"epoch {epoch}"
     return (
         f"{recipe.dataset}: {trainer.loader.n:,} training{watched} and {len(trainer.test):,} {trainer.measured_on} "
         f"images of {len(trainer.classes)} classes, {' x '.join(map(str, shape))}; {recipe.model}, "
         f"{params:,} parameters; {recipe.epochs} epoch{'s' * (recipe.epochs != 1)} in batches of {recipe.batch_size} "
-        f"on {device_name(trainer.device)}"
+        f"on {device_name(trainer.device)}{', where precision bf16 may be faster' if faster else ''}"
     ) + (f"; continues after {resumed_after}" if epoch or steps else "")
 
 

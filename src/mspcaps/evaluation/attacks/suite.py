@@ -70,8 +70,8 @@ class Trial:
         match = re.fullmatch(r"([a-z]+)(?:-(\d+))?(?::([a-z_]+))?", text)
         if match is None or match[1] not in METHODS:
             raise MspcapsError(
-                f"there is no attack {text!r}: write NAME, NAME-STEPS or NAME-STEPS:OBJECTIVE, such as pgd-50:cw; the "
-                f"names are {', '.join(METHODS)}"
+                f"there is no attack {text!r}: write NAME[-STEPS][:OBJECTIVE], such as pgd-50:cw; the names are "
+                f"{', '.join(METHODS)}"
             )
         method = METHODS[match[1]]
         steps, objective = int(match[2] or method.steps), match[3] or method.objective
