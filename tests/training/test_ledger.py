@@ -130,7 +130,7 @@ def test_what_follows_from_the_images_is_compared_too(tiny_npz: Path, tmp_path: 
     follows = replace(own, augment=None)
     assert find_run(tmp_path, follows) == run, "an eighth of 40 is the default"
     for changes in ({"img_size": None}, {"img_size": 48}, {"augment": Augmentation(4)}):
-        with pytest.raises(MspcapsError, match=f"another {next(iter(changes))}"):
+        with pytest.raises(MspcapsError, match=f"differs in {next(iter(changes))}"):
             find_run(tmp_path, replace(follows, **changes))
     gone = replace(own, data=str(tiny_npz.rename(tmp_path / tiny_npz.name)))
     (tmp_path / tiny_npz.name).rename(tiny_npz)
