@@ -52,11 +52,12 @@ def network_table(groups: Mapping[str, Group | None], baselines: Baselines) -> s
         "network", "last epoch", "best epoch", "parameters", "MMAC", "ms per step", "training", "lowest entropy",
         "lost with another finest scale",
     )  # fmt: skip
-    rows = []
+    on_gpu = any("CPU" not in result["environment"]["device"] for result in baselines.bench_results)
+    speeds, rows = baselines.speeds if on_gpu else {}, []
     for name, group in groups.items():
         if group is not None:
             model = group.first.model
-            cost, speed = cost_of(model), baselines.speeds.get(model)
+            cost, speed = cost_of(model), speeds.get(model)
             step = number(speed["train"]["ms_per_step"]["median"]) if speed else NONE
             rows.append((
                 NETWORKS[name], with_n(group.last), str(group.best), f"{cost.params:,}",
