@@ -177,7 +177,7 @@ class Trainer:
             )
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder with --out"
         with lock_folder(self.folder, busy) if self.world.is_main else contextlib.nullcontext():
-            if self.world.is_main and self.entry_path.is_file() > self.entry_existed:
+            if self.world.is_main and self.entry_path.is_file() and not self.entry_existed:
                 raise MspcapsError(f"another process has just finished the run in {self.folder}: repeat the command")
             self.resume()
             self.log(summary(self))
