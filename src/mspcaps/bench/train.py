@@ -138,7 +138,7 @@ def matrix_product(n: int, dtype: torch.dtype, device: torch.device) -> TakeStep
 
 def compare_group(model: str, task: Task, device: torch.device, effort: Effort, log: Log) -> dict[str, Any]:
     """A process without a group next to one in a group of one, which sends every message to itself; interleaved."""
-    log("timing a process in a group of one")
+    log("preparing a process in a group of one")
     data = task.data().to(device)
     with group_of_one(device) as world:
         synchronised = task.model(model).to(device)
@@ -148,6 +148,7 @@ def compare_group(model: str, task: Task, device: torch.device, effort: Effort, 
             "grouped": EngineRun(task.model(model), data, task, world=world),
             "synchronised": EngineRun(synchronised, data, task, world=world),
         }
+        log("timing it alternately with one alone")
         times = time_interleaved({name: run.run for name, run in runs.items()}, device, effort)
         for run in runs.values():
             run.step.release()
