@@ -97,9 +97,14 @@ def test_twenty_runs_each_exactly_once(way: list[str], tiny_npz: Path, tmp_path:
     assert len(trained) == 20 and len(set(trained)) == 2, "in two processes"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(["--workers", "2"], marks=pytest.mark.slow, id="workers"),
+        pytest.param(["--ray"], marks=[needs_ray, pytest.mark.soak], id="ray"),
+    ],
+)
 def test_ctrl_c_leaves_everything_resumable(way: list[str], tiny_npz: Path, tmp_path: Path) -> None:
     write_sweep(tmp_path, tiny_npz, runs=3, epochs=9_000)
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
@@ -186,6 +191,8 @@ def test_a_job_sent_right_after_a_worker_was_lost(workers: list[FakeProcess], ti
     workers[0].end.set()
     with pytest.raises(WorkerLost, match="status 0"):
         lost.result(timeout=5)
+    workers[1].pipe.close()
+    workers[1].end.set()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
