@@ -161,14 +161,14 @@ def work(queue: Path) -> None:
 def bring(out: Path, seconds: float, stop: bool) -> None:
     """Until the work ends or the time is over, keep archives of what it has made in OUT."""
     deadline = time.monotonic() + seconds
-    if stop:
+    if stop and not ENDED.exists():
         os.kill(int(PID.read_text()), signal.SIGTERM)
     while True:
         ended = ENDED.exists()
         left = keep(out)
         if ended or time.monotonic() >= deadline:
             break
-        time.sleep(PERIOD)
+        time.sleep(max(0.0, min(PERIOD, deadline - time.monotonic())))
     for log in sorted(WORK.glob("*.log")):
         print(f"== {log}", *log.read_text(errors="replace").splitlines()[-8:], sep="\n")
     if left:
