@@ -229,6 +229,19 @@ def test_bad_input(options, value):
         mspcaps.attack(MODEL, **{"data": (X, Y), "eps": EPS, "attacks": "fgsm", **options})
 
 
+@pytest.mark.parametrize(
+    ("classes", "unsuitable"), [(2, "apgd:dlr"), (3, "apgd:targeted_dlr"), (5, "pgd:log_odds"), (5, "votes")]
+)
+def test_an_attack_that_does_not_suit_the_model_is_refused_before_any_has_begun(classes, unsuitable, monkeypatch):
+    """Otherwise the figures of those before it would be lost."""
+    begun: list[str] = []
+    monkeypatch.setattr(Target, "survivors", lambda self, trial, *_, **__: begun.append(trial.name) or self.clean)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(SHAPE), classes)).double()
+    with pytest.raises(MspcapsError, match=unsuitable.rpartition(":")[2]):
+        mspcaps.attack(module, (X, Y % classes), EPS, ["apgd", unsuitable], check=False)
+    assert begun == []
+
+
 def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
     monkeypatch.setattr(suite, "ATTACKS", ("fgsm",))
     data = mspcaps.load_dataset("fashionmnist_sample", "test", 32)

@@ -239,6 +239,8 @@ def attack(
         trials.append(Trial.parse("apgd:log_odds", restarts))
         if has_votes(model, target.batch(torch.tensor([0]))[0]):
             trials.append(Trial.parse("votes:log_odds", restarts))
+    for trial in trials:  # what does not suit the model is refused before hours of attacking, not after
+        replace(trial, steps=1, restarts=1).run(model, *target.batch(torch.tensor([0])), 0.0, seed, torch.tensor([0]))
     curves = run_trials(target, trials, budgets, progress)
     if helper is not None:
         helper.to(placement(model)[0])
