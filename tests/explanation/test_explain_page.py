@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import mspcaps
-from mspcaps.capsules import RoutingState
+from mspcaps.capsules import DynamicRouting, RoutingState
 from mspcaps.cli import main
 from mspcaps.explanation import explain
 from mspcaps.explanation.drawing import couplings_drawing, heat_colours, heat_drawing, rectangle
@@ -108,6 +108,25 @@ def test_couplings_are_drawn_beside_what_they_would_be_if_equal():
     heights = [float(place) for place in re.findall(r"V([\d.]+)h", drawing)]
     assert heights == pytest.approx([0, 60, 100])
     assert float(re.search(r'y1="([\d.]+)', drawing)[1]) == pytest.approx(120 * (1 - 1 / 1.8), abs=0.1)
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_couplings_of_routing_that_made_no_difference_lie_on_the_line_of_equal_ones(leaky):
+    states: list[RoutingState] = []
+    DynamicRouting(6, 4, 3, 5, iterations=1, leaky=leaky)(torch.rand(1, 6, 4), states)
+    (state,) = states
+    assert state.equal_coupling == pytest.approx(state.couplings[0, 0, 0].item())
+    assert float(re.search(r'y1="([\d.]+)', couplings_drawing(state, 0, 0))[1]) == 0
+
+
+@pytest.mark.parametrize("name", ["mspcaps_t_scale16", "lacaps_t", "efficient_capsnet", "da_capsnet", "ar_capsnet"])
+def test_what_a_page_calls_a_length_before_squash_is_one(name):
+    torch.manual_seed(0)
+    found = explain(mspcaps.create_model(name, num_classes=3, img_size=14), torch.rand(1, 3, 14, 14))
+    state = found.routing[-1]
+    before = (state.couplings.unsqueeze(-1) * state.votes[-1]).sum(0).norm(dim=-1)  # [b, j]
+    is_one = torch.allclose(found.evidence, before, rtol=1e-3)
+    assert ("before squash" in render_page(found, 0, "a.png", name)) <= is_one
 
 
 def test_the_outlined_parts_are_the_strongest_in_the_map_that_is_drawn(monkeypatch):

@@ -119,7 +119,7 @@ def colour_key() -> Markup:
 def couplings_drawing(state: RoutingState, image: int, j: int) -> Markup:
     """The couplings to output j of a block, largest first, and a line at the value of equal couplings."""
     values = state.couplings[:, image, j].sort(descending=True).values.tolist()
-    uniform = 1 / state.couplings.shape[state.axis]
+    uniform = state.equal_coupling
     width, height, top = 500, 120, max(*values, uniform)
     step = width / len(values)
     steps = "".join(f"V{height * (1 - value / top):.1f}h{step:.3f}" for value in values)

@@ -110,7 +110,7 @@ def make_view(explanation: Explanation, image: int = 0, label: int | str | None 
         colours=colour_key(),
         full_colour=full_colour(largest, size[0] * size[1]) * scales[0].cell ** 2,
         voters=len(state.couplings) if state else 0,
-        equal_coupling=1 / state.couplings.shape[state.axis] if state else 0.0,
+        equal_coupling=state.equal_coupling if state else 0.0,
         in_windows=explanation.in_windows,
     )
 

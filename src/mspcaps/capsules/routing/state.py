@@ -48,6 +48,11 @@ class RoutingState:
     def inputs(self) -> tuple[str, ...]:
         return self.block.inputs  # type: ignore[return-value]
 
+    @property
+    def equal_coupling(self) -> float:
+        """Every coupling if all logits were equal; leaky routing shares with one more output, which is none of them."""
+        return 1 / (self.couplings.shape[self.axis] + getattr(self.block, "leaky", False))
+
     def __repr__(self) -> str:
         return f"RoutingState({self.name}: couplings {list(self.couplings.shape)}, axis {self.axis})"
 
