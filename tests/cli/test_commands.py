@@ -185,6 +185,9 @@ def test_eval_on_changed_pictures(say, place):
     (entry,) = list_shifts(place / "results")
     assert entry.evaluation.n == 4 and entry.part and entry.weights_sha256 == sha256_of(weights)
     assert (place / "results" / entry.figure).is_file()
+    say("eval", weights, "--shifts"), say("eval", weights, "--shifts", "--split", "train")
+    names = {other.dataset: other.evaluation.n for other in list_shifts(place / "results")}
+    assert names == {"pictures": 2, "pictures train": 10, "pictures all": 4}, "none replaces another"
     assert say("eval", weights, "--split", "all", "--images", 4).out.count("pictures, all: 4 images") == 1
     assert "--images is 13" in say("eval", weights, "--split", "all", "--images", 13).err
 

@@ -1,5 +1,6 @@
 """`mspcaps eval` and `mspcaps attack`: measure trained weights on images as they are, changed or attacked."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -85,7 +86,9 @@ def evaluate(
         dataset = load_for(models[0], data, split, progress.update, skip_broken=skip_broken, tell=note)
     subset = random_subset(dataset, images)
     if shifts:
-        show_shifts(weights[0], models[0], subset, subset is not dataset, batch_size, chosen_device, results)
+        part, suffix = subset is not dataset, "" if split == "test" else f" {split}"  # entries are named after the data
+        named = dataclasses.replace(subset, name=subset.name + suffix)
+        show_shifts(weights[0], models[0], named, part, batch_size, chosen_device, results)
         return
     with show_progress("images") as progress:
         settings = (batch_size, chosen_device, progress.update)

@@ -60,7 +60,7 @@ class ShiftResult:
 
     def _named(self, suffix: str, *parts: str) -> Path:
         count = str(self.evaluation.n) if self.part else ""
-        return Path(FOLDER, "-".join(filter(None, (WHAT, *parts, count))) + suffix)
+        return Path(FOLDER, "-".join(filter(None, (WHAT, *parts, count))).replace(" ", "-") + suffix)
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Heads and rows: accuracy in percent for every change and strength, and the means."""
