@@ -129,13 +129,9 @@ def compare(groups: Mapping[str, Group]) -> dict[Claim, list[Comparison]]:
 
 
 def first_seeds(groups: Mapping[str, Group]) -> dict[str, Group]:
-    """The same groups with the first seeds only."""
-    firsts = {}
-    for model, group in groups.items():
-        runs, repeats = (tuple(run for run in kind if run.seed in FIRST_SEEDS) for kind in (group.runs, group.repeats))
-        if runs:
-            firsts[model] = Group(runs, repeats)
-    return firsts
+    """The same groups with the first runs of the first seeds only: repeats came later."""
+    firsts = {model: tuple(run for run in group.runs if run.seed in FIRST_SEEDS) for model, group in groups.items()}
+    return {model: Group(runs) for model, runs in firsts.items() if runs}
 
 
 def verdict_on(pairs: Sequence[Comparison]) -> str:

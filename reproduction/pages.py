@@ -140,6 +140,10 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "robustness": robustness.values_of(results), "own_pictures": picture_values(results),
         "lacaps": lacaps_values(report, baselines),
         "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
+        "ensembles": [
+            {"model": path.stem.partition("-")[0], **read_json(path)}
+            for path in sorted((results / "ensembles").glob("*.json"))  # written by `mspcaps eval A B C --json`
+        ],
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
         "cost_table": cost_table, "short_table": short_table(baselines), "numbers": numbers,
         "table_of": table_of, "trial_table": trial_table,

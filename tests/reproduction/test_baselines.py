@@ -24,14 +24,14 @@ MODELS = ("capsnet", "da_capsnet", "aa_capsnet", "idp_capsnet", "efficient_capsn
 
 @pytest.fixture
 def results(tmp_path):
-    """Every network on CIFAR-10, as accurate as in the paper except DeepCaps, three points below in 260 epochs."""
+    """Every network on CIFAR-10, as accurate as in the paper except OrthCaps-D, three points below in 50 epochs."""
     results = tmp_path / "results"
     printed = {b.model: float(b.accuracy[2].rstrip("*")) for t in paper.MAIN for b in t.baselines if b.model}
     for model in MODELS:
         figure = paper.figure_of(model, "cifar10")
         accuracy = printed.get(model) or figure.accuracy
         name = f"paper/cifar10/{model}"
-        enter(results, shortened(name, accuracy - 3, 260) if model == "deepcaps" else entry(name, [60.0, accuracy]))
+        enter(results, shortened(name, accuracy - 3, 50) if model == "orthcaps_d" else entry(name, [60.0, accuracy]))
     enter(results, entry("controls/cifar10/resnet20", [60.0, 89.0]))
     enter(results, entry("controls/cifar10/resnet18", [60.0, 95.0]))
     return results
@@ -66,7 +66,7 @@ def test_ours_stands_beside_the_printed_cell(results):
         "6.8M", "7,992,576", "99.45", "–", "93.96", "–", "74.88", "74.88<br>best 74.88<br>n = 1",
     ]  # fmt: skip
     assert cells(table, "DA-CapsNet")[7] == "85.47\\*" and cells(table, "ResNet-20")[1] == "–"
-    assert "88.01<br>n = 1, 260 epochs" in cells(accuracy_table(paper.MAIN[1], large), "DeepCaps")[-1]
+    assert "87.56<br>n = 1, 50 epochs" in cells(accuracy_table(paper.MAIN[1], large), "OrthCaps-D")[-1]
     quoted = cells(accuracy_table(paper.MAIN[1], large), "AR-CapsNet†")
     assert quoted[1:] == ["9.6M\\*", "–", "99.49\\*", "–", "–", "–", "90.11\\*", "–"]
 
@@ -75,12 +75,12 @@ def test_only_the_epochs_may_differ_and_the_whole_recipe_comes_first(results):
     other = shortened("paper/cifar10/capsnet", 99.0, 100)
     enter(results, other)
     assert network(baselines_of(results), "capsnet").cifar10.group.first.epochs == 300
-    changed = shortened("paper/cifar10/deepcaps", 99.0, 280)
+    changed = shortened("paper/cifar10/orthcaps_d", 99.0, 58)
     changed["recipe"]["lr"] = 0.1
     enter(results, changed)
-    assert network(baselines_of(results), "deepcaps").cifar10.group.first.epochs == 260
-    enter(results, shortened("paper/cifar10/deepcaps", 90.0, 270))
-    assert network(baselines_of(results), "deepcaps").cifar10.group.first.epochs == 270
+    assert network(baselines_of(results), "orthcaps_d").cifar10.group.first.epochs == 50
+    enter(results, shortened("paper/cifar10/orthcaps_d", 90.0, 55))
+    assert network(baselines_of(results), "orthcaps_d").cifar10.group.first.epochs == 55
 
 
 def test_a_run_shorter_than_planned_is_listed_but_does_not_count(tmp_path):
@@ -160,14 +160,14 @@ def test_of_runs_that_shared_a_gpu_the_benchmark_knows_the_cost(tmp_path):
 
 def test_what_differs_by_more_than_two_points_needs_a_cause(results):
     baselines = baselines_of(results)
-    assert baselines.unexplained == ["DeepCaps on CIFAR-10"]
+    assert baselines.unexplained == ["OrthCaps-D on CIFAR-10"]
     (difference,) = baselines.differences
-    assert difference.cell.gap == -3.0 and difference.native_recipe == "native/cifar10/deepcaps"
-    half = baselines_of(results, deepcaps={"quoted": "x", "cifar10": {"tried": "this"}})
-    assert half.unexplained == ["DeepCaps on CIFAR-10"], "what was tried is not yet a cause"
-    whole = baselines_of(results, deepcaps={"cifar10": {"tried": "this", "cause": "that"}})
+    assert difference.cell.gap == -3.0 and difference.native_recipe == "native/cifar10/orthcaps_d"
+    half = baselines_of(results, orthcaps_d={"quoted": "x", "cifar10": {"tried": "this"}})
+    assert half.unexplained == ["OrthCaps-D on CIFAR-10"], "what was tried is not yet a cause"
+    whole = baselines_of(results, orthcaps_d={"cifar10": {"tried": "this", "cause": "that"}})
     assert whole.unexplained == [] and whole.differences[0].cause == "that"
-    enter(results, entry("native/cifar10/deepcaps", [60.0, 91.0]))
+    enter(results, entry("native/cifar10/orthcaps_d", [60.0, 91.0]))
     assert baselines_of(results).differences[0].cell.native.last.mean == 91.0
     enter(results, entry("paper/mnist/mspcaps_t", [60.0, 97.69]))  # exactly two points
     assert len(baselines_of(results).differences) == 1

@@ -178,6 +178,7 @@ def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
     def weights_card(**known):
         return weights.Card(**dict.fromkeys(weights.Card.__dataclass_fields__) | known)
 
+    monkeypatch.setattr(ship, "list_pretrained", list)
     monkeypatch.setattr(ship, "ship", shipped)
     outcomes = dict(ship.ship_families(runs, results, None))
     assert asked == ["idp_capsnet/paper-seed0", "orthcaps_d/paper+epochs=45-seed0"]
