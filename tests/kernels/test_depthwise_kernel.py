@@ -53,7 +53,7 @@ def test_takes_what_autocast_leaves_in_fp32_and_any_layout(device: torch.device)
 def test_other_convolutions_are_left_alone() -> None:
     kinds = (
         nn.Conv2d(8, 8, 3, padding=1, groups=8),  # with a bias
-        nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False),
+        nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4, bias=False),
         nn.Conv2d(8, 16, 3, padding=1, groups=8, bias=False),
         nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8, bias=False),
         nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=8, bias=False),

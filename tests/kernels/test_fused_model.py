@@ -11,13 +11,21 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 from mspcaps.kernels import fuse, fused
-from mspcaps.kernels.fused import DepthwiseConv, FusedBackbone, FusedPatchify, JointVotes, PatchConv
+from mspcaps.kernels.fused import (
+    DepthwiseConv,
+    FusedBackbone,
+    FusedPatchify,
+    GroupedConv,
+    JointVotes,
+    PatchConv,
+    faster_conv,
+)
 from mspcaps.models import Model, create_model
 from mspcaps.models.layers import ConvBN, Dropout
 from mspcaps.models.mspcaps import TINY, MSPCaps
 
 NAMES = ["mspcaps_t", "mspcaps_t_unshared", "mspcaps_t_dr", "mspcaps_t_scale16", "mspcaps_t_scale32_16",
-         "mspcaps_t_linear", "mspcaps_t_linear_margin", "resnet20", "lacaps_t"]  # fmt: skip
+         "mspcaps_t_linear", "mspcaps_t_linear_margin", "resnet20", "lacaps_t", "ar_capsnet"]  # fmt: skip
 
 
 def trained_once(model: Model, run: Model, device: torch.device) -> list[Tensor]:
@@ -39,6 +47,7 @@ def trained_once(model: Model, run: Model, device: torch.device) -> list[Tensor]
         ("mspcaps_t_linear", 13),
         ("resnet20", 9),
         ("lacaps_t", 9),
+        ("ar_capsnet", 9),
     ],
 )
 def test_equals_the_model(name: str, size: int, device: torch.device) -> None:
@@ -49,7 +58,7 @@ def test_equals_the_model(name: str, size: int, device: torch.device) -> None:
     names = [key for key, _ in model.named_parameters()]
     expected, found = trained_once(other, other, device), trained_once(model, twin, device)
     for key, a, b in zip(["loss", *names, *dict(model.named_buffers())], expected, found, strict=True):
-        assert (a - b).norm() <= 1e-3 * a.norm() + 1e-6, key
+        assert (a - b).double().norm() <= 1e-3 * a.double().norm() + 1e-6, key
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +73,9 @@ def test_shares_everything_and_leaves_the_model_as_it_was(name: str, monkeypatch
     assert twin.config is model.config and twin.training
     kinds = {type(m) for m in twin.modules()} - {type(m) for m in model.modules()} - {JointVotes}
     fully = {FusedBackbone, nn.Identity} if "linear" in name else {FusedBackbone, FusedPatchify}
-    others = {"resnet20": {PatchConv}, "lacaps_t": {PatchConv, DepthwiseConv}}
+    others = {
+        "resnet20": {PatchConv}, "lacaps_t": {PatchConv, DepthwiseConv}, "ar_capsnet": {PatchConv, GroupedConv},
+    }  # fmt: skip
     assert kinds == others.get(name, fully)
 
 
@@ -196,7 +207,8 @@ def test_other_settings_of_the_norms_are_passed_on(device: torch.device) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "hooked"), [("mspcaps_t", False), ("mspcaps_t", True), ("resnet20", False), ("lacaps_t", False)]
+    ("name", "hooked"),
+    [("mspcaps_t", False), ("mspcaps_t", True), ("resnet20", False), ("lacaps_t", False), ("ar_capsnet", False)],
 )
 def test_the_compiler_follows(name: str, hooked: bool, device: torch.device) -> None:
     torch._dynamo.reset()
@@ -219,5 +231,23 @@ def test_the_patch_product_equals_the_convolution(chans: int, size: tuple[int, i
     expected, found = F.conv2d(x, conv.weight, conv.bias, padding=1), PatchConv(conv)(x)
     torch.testing.assert_close(found, expected)
     grads = [torch.autograd.grad(y.square().sum(), list(conv.parameters())) for y in (expected, found)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(b, a)
+
+
+@pytest.mark.parametrize(
+    ("chans", "groups", "kernel", "stride", "padding"),
+    [((4, 12), 2, 3, 1, 1), ((6, 9), 3, 3, 2, 1), ((8, 8), 4, (3, 5), (2, 1), (1, 0)), ((4, 4), 2, 1, 3, 2)],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_batched_product_equals_the_grouped_convolution(
+    chans: tuple[int, int], groups: int, kernel: Any, stride: Any, padding: Any, bias: bool
+) -> None:
+    conv = nn.Conv2d(*chans, kernel, stride, padding, groups=groups, bias=bias).double()
+    x, twin = torch.randn(2, chans[0], 7, 6, dtype=torch.float64, requires_grad=True), faster_conv(conv)
+    assert isinstance(twin, GroupedConv)
+    expected, found = conv(x), twin(x)
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(y.square().sum(), [x, *conv.parameters()]) for y in (expected, found)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(b, a)

@@ -164,8 +164,10 @@ class FusedPatchify(nn.Module):
 
 
 def faster_conv(conv: nn.Module) -> nn.Module:
-    """A twin for the two kinds of convolution whose weight gradient is disproportionately slow in cuDNN: depthwise
-    ones, and 3x3 ones on an image."""
+    """A twin for the three kinds of convolution that are disproportionately slow in cuDNN: those with groups of several
+    channels, depthwise ones, and 3x3 ones on an image."""
+    if is_grouped(conv):
+        return GroupedConv(conv).train(conv.training)
     if not keeps_size(conv) or conv.stride != (1, 1):
         return conv
     if TRITON and conv.groups == conv.in_channels == conv.out_channels > 1 and conv.bias is None:
@@ -173,6 +175,40 @@ def faster_conv(conv: nn.Module) -> nn.Module:
     if conv.kernel_size == (3, 3) and conv.groups == 1 and conv.in_channels <= MAX_PATCH_CHANNELS:
         return PatchConv(conv).train(conv.training)
     return conv
+
+
+def is_grouped(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether it is a plain convolution with groups of several channels."""
+    if not is_plain(conv, nn.Conv2d) or not 1 < conv.groups < conv.in_channels:
+        return False
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.dilation == (1, 1)
+
+
+class GroupedConv(nn.Module):
+    """A convolution in groups as one batched product with image patches; cuDNN computes one group after the other."""
+
+    def __init__(self, plain: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = plain.weight, plain.bias
+        assert not isinstance(plain.padding, str)
+        self.groups, self.stride, self.padding = plain.groups, plain.stride, plain.padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        g, (rows, columns) = self.groups, self.weight.shape[2:]
+        (top, left), (down, across) = self.padding, self.stride
+        x = x.to(self.weight.dtype).permute(0, 2, 3, 1).unflatten(-1, (g, -1))  # [b, h, w, g, c]
+        x = F.pad(x, (0, 0, 0, 0, left, left, top, top))
+        b, h, w = len(x), (x.shape[1] - rows) // down + 1, (x.shape[2] - columns) // across + 1
+        # Slices and not unfold, whose gradient a compiler adds up element by element.
+        slices = [
+            x[:, i : i + (h - 1) * down + 1 : down, j : j + (w - 1) * across + 1 : across]
+            for i in range(rows)
+            for j in range(columns)
+        ]
+        patches = torch.stack(slices, 4).permute(3, 0, 1, 2, 4, 5).reshape(g, b * h * w, -1)  # [g, b h' w', k k c]
+        weight = self.weight.unflatten(0, (g, -1)).permute(0, 3, 4, 2, 1).flatten(1, 3)  # [g, k k c, out]
+        y = torch.bmm(patches, weight).view(g, b, h, w, -1).permute(1, 0, 4, 2, 3).flatten(1, 2)  # [b, g out, h', w']
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
 
 
 class DepthwiseConv(nn.Module):
