@@ -3,16 +3,18 @@ keeps it at work there.
 
 Here:   python -m tools.lease pack .carry cifar10 mnist       makes .carry/packages.tar.xz and .carry/set-N folders
 There:  python3 -m tools.lease unpack sets/*                  writes the sets into the cache ($MSPCAPS_DATA)
-        setsid python3 -m tools.lease work queue.txt &        runs the commands of a file, a line each, one by one
-        python3 -m tools.lease bring OUT --seconds 500        keeps what has ended in OUT, until the work is done
+        setsid python3 -m tools.lease work queue.txt &        runs the commands of a file, a line each
+        python3 -m tools.lease bring OUT --seconds 500        keeps what is new in OUT, until the work is done
         python3 -m tools.lease bring OUT --seconds 20 --stop  ends the work first, so that checkpoints are written
 
+The blocks of a queue, parted by empty lines, run side by side; the commands of a block run one by one.
+
 Images travel as lossless WebP mosaics, about 60 % of their size, in folders of at most --mb megabytes, each of which
-fits into one call; the tree travels with every call, so set the weights of mspcaps_l aside, and in the calls after the
-first all but the folder that is to arrive. Copy the tree and the folders elsewhere before anything runs, put tree and
-packages on PYTHONPATH, and name the commit in $MSPCAPS_COMMIT. What was started with setsid goes on between calls; have
-the next one written before one ends. Under MPS a kernel whose assertion fails may leave all the other processes waiting
-for ever, so run GPU tests without MPS.
+fits into one call; the tree travels with every call, so set the weights of mspcaps_l aside. Copy the tree and the
+folders elsewhere before anything runs, put tree and packages on PYTHONPATH, and name the commit in $MSPCAPS_COMMIT.
+What was started with setsid goes on between calls, but the machine goes back half a minute after one: send all the
+calls of a lease in one go, not one after looking at the last. Under MPS a kernel whose assertion fails may leave all
+the other processes waiting for ever, so run GPU tests without MPS.
 """
 
 import argparse
@@ -25,9 +27,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +46,7 @@ COLUMNS = 100  # images in a row of a mosaic
 PICTURES = 5_000  # images of a mosaic, whose sides must not exceed 16,383 pixels
 WORK = Path("work")  # over there: what the commands print
 PID, ENDED = WORK / "pid", WORK / "ended"
-ARCHIVE = 15_000_000  # bytes of an archive that comes back
-ARCHIVES = 7  # so many come back at most
+ARCHIVE, TOTAL = 16_000_000, 62_000_000  # bytes of an archive that comes back, and of all together
 PERIOD = 20  # seconds
 PYTHON = "3.12"  # over there
 PACKAGES = (
@@ -139,23 +142,34 @@ def unpack(folders: list[Path]) -> None:
 
 
 def work(queue: Path) -> None:
-    """Run the commands of a file, a line each; SIGTERM ends the one that runs, and no other begins."""
+    """Run the blocks of a file side by side; SIGTERM ends the commands that run, and no other begins."""
     WORK.mkdir()
     PID.write_text(str(os.getpid()))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    try:
-        for number, line in enumerate(queue.read_text().splitlines()):
-            with (WORK / f"{number}.log").open("w") as log:
+    running: set[subprocess.Popen[bytes]] = set()
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        for process in list(running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+    def run(number: int, lines: list[str]) -> None:
+        with (WORK / f"{number}.log").open("w") as log:
+            for line in lines:
+                if stopped.is_set():
+                    break
                 print("$", line, file=log, flush=True)
                 process = subprocess.Popen(line, shell=True, stdout=log, stderr=log, start_new_session=True)
-                try:
-                    process.wait()
-                except SystemExit:
-                    os.killpg(process.pid, signal.SIGTERM)
-                    process.wait()
-                    raise
-    finally:
-        ENDED.touch()
+                running.add(process)
+                process.wait()
+                running.remove(process)
+
+    signal.signal(signal.SIGTERM, stop)
+    blocks = [block.splitlines() for block in queue.read_text().strip().split("\n\n")]
+    with ThreadPoolExecutor(len(blocks)) as pool:
+        list(pool.map(run, range(len(blocks)), blocks))
+    ENDED.touch()
 
 
 def bring(out: Path, seconds: float, stop: bool) -> None:
@@ -163,42 +177,59 @@ def bring(out: Path, seconds: float, stop: bool) -> None:
     deadline = time.monotonic() + seconds
     if stop and not ENDED.exists():
         os.kill(int(PID.read_text()), signal.SIGTERM)
-    while True:
-        ended = ENDED.exists()
-        left = keep(out)
-        if ended or time.monotonic() >= deadline:
-            break
+    while not ENDED.exists() and time.monotonic() < deadline:
+        keep(out, [small_files()])  # in case this call is cut off
         time.sleep(max(0.0, min(PERIOD, deadline - time.monotonic())))
+    left = keep(out, [small_files(), *weights()])
     for log in sorted(WORK.glob("*.log")):
         print(f"== {log}", *log.read_text(errors="replace").splitlines()[-8:], sep="\n")
     if left:
         print("No room for", *left)
 
 
-def keep(out: Path) -> list[Path]:
-    """Write archives, weights last and the newest files first; -> files for which there is no room."""
-    began, new = PID.stat().st_mtime, []
-    for path in (path for folder in (WORK, Path("results"), Path("runs")) for path in folder.rglob("*")):
-        with contextlib.suppress(FileNotFoundError):  # written under another name, and renamed by now
-            state = path.stat()
-            if path.is_file() and state.st_mtime >= began:
-                new.append((path.suffix == ".safetensors", -state.st_mtime, path, state.st_size))
+def small_files() -> list[Path]:
+    """Results and logs since the work began."""
+    began = PID.stat().st_mtime
+    paths = [path for folder in (WORK, Path("results")) for path in folder.rglob("*") if path.is_file()]
+    return [path for path in paths if path.stat().st_mtime >= began]
+
+
+def weights() -> list[list[Path]]:
+    """Of every finished run the weights that it reports, of others what resuming needs; the smallest first."""
+    groups = []
+    for folder in {path.parent for path in Path("runs").rglob("*.safetensors")}:
+        checkpoint, best, last = (folder / f"{name}.safetensors" for name in ("checkpoint", "best", "last"))
+        wanted = [checkpoint, best] if checkpoint.is_file() else [last if last.is_file() else best]
+        groups.append([path for path in wanted if path.is_file()])
+    return sorted(groups, key=size_of)
+
+
+def size_of(group: list[Path]) -> int:
+    return sum(path.stat().st_size for path in group)
+
+
+def keep(out: Path, groups: list[list[Path]]) -> list[Path]:
+    """Write archives, the files of a group into the same one -> files for which there is no room."""
     archives: list[list[Path]] = []
-    size = ARCHIVE
-    for *_, path, more in sorted(new):
-        size += more
-        if size > ARCHIVE or not archives:
+    left, total, room = list[Path](), 0, 0
+    for group in groups:
+        size = size_of(group)
+        if size > ARCHIVE or total + size > TOTAL:
+            left += group
+            continue
+        if size > room or not archives:
             archives.append([])
-            size = more
-        archives[-1].append(path)
-    for number, files in enumerate(archives[:ARCHIVES]):
+            room = ARCHIVE
+        archives[-1] += group
+        total, room = total + size, room - size
+    for number, files in enumerate(archives):
         part = out / "part"
         with tarfile.open(part, "w:gz", compresslevel=1) as archive:
             for path in files:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):  # renamed by now
                     archive.add(path)
         part.rename(out / f"{number}.tar.gz")
-    return [path for files in archives[ARCHIVES:] for path in files]
+    return left
 
 
 def main() -> None:

@@ -39,23 +39,38 @@ def test_work_goes_on_until_it_is_stopped_and_what_is_new_comes_back(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
-    for folder in ("results", "runs", "out"):
-        Path(folder).mkdir()
+    for folder in ("results", "runs/a", "runs/b", "out"):
+        Path(folder).mkdir(parents=True)
     Path("results/old.json").touch()
+    for name in ("best", "last"):
+        Path(f"runs/b/{name}.safetensors").touch()
     time.sleep(0.05)
     saving = (
-        "trap 'echo saved > runs/checkpoint.safetensors; exit' TERM; touch runs/begun; while true; do sleep 0.1; done"
+        "trap 'echo 1 > runs/a/checkpoint.safetensors; exit' TERM; touch runs/begun; while true; do sleep 0.1; done"
     )
-    Path("queue").write_text(f"echo 1 > results/new.json\nfalse\n{saving}\ntouch results/never.json\n")
+    Path("queue").write_text(
+        f"echo 1 > results/new.json\nfalse\n{saving}\ntouch results/never.json\n\ntouch results/b\n"
+    )
     worker = subprocess.Popen([sys.executable, "-m", "tools.lease", "work", "queue"], start_new_session=True)
-    while not Path("runs/begun").exists():
+    while not (Path("runs/begun").exists() and Path("results/b").exists()):
         time.sleep(0.05)
-    assert not keep(Path("out"))
-    assert {"results/new.json", "runs/begun"} <= names() and "results/old.json" not in names()
     monkeypatch.setattr("tools.lease.PERIOD", 0.1)
+    bring(Path("out"), 0.2, stop=False)
+    assert {"results/new.json", "results/b", "runs/b/last.safetensors"} <= names() and "results/old.json" not in names()
+    assert "runs/b/best.safetensors" not in names()
     bring(Path("out"), 30, stop=True)
-    worker.wait(timeout=30)
-    assert "runs/checkpoint.safetensors" in names() and not Path("results/never.json").exists()
+    assert worker.wait(timeout=30) == 0
+    assert "runs/a/checkpoint.safetensors" in names() and not Path("results/never.json").exists()
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.lease.ARCHIVE", 10)
+    monkeypatch.setattr("tools.lease.TOTAL", 20)
+    files = {name: tmp_path / name for name in "abcd"}
+    for path, size in zip(files.values(), (6, 11, 7, 8), strict=True):
+        path.write_bytes(bytes(size))
+    assert keep(tmp_path, [[path] for path in files.values()]) == [files["b"], files["d"]]
+    assert sorted(path.name for path in tmp_path.glob("*.gz")) == ["0.tar.gz", "1.tar.gz"]
 
 
 def names() -> set[str]:
