@@ -2,19 +2,26 @@
 keeps it at work there.
 
 Here:   python -m tools.lease pack .carry cifar10 mnist       makes .carry/packages.tar.xz and .carry/set-N folders
-There:  python3 -m tools.lease unpack sets/*                  writes the sets into the cache ($MSPCAPS_DATA)
+There, in the first call, which carries packages and set-0:
+        cp -r . /root/tree; mkdir /root/sets; cp -r .carry/set-0 /root/sets; tar xf .carry/packages.tar.xz -C /root
+in the calls that carry the other sets:
+        cp -r .carry/set-1 /root/sets
+and in the last of them, after
+        cd /root/tree; export PYTHONPATH=$PWD:$PWD/src:/root/packages MSPCAPS_DATA=/root/data MSPCAPS_COMMIT=...
+        python3 -m tools.lease unpack /root/sets/*            writes the sets into the cache
         setsid python3 -m tools.lease work queue.txt &        runs the commands of a file, a line each
-        python3 -m tools.lease bring OUT --seconds 500        keeps what is new in OUT, until the work is done
-        python3 -m tools.lease bring OUT --seconds 20 --stop  ends the work first, so that checkpoints are written
+        python3 -m tools.lease bring $OUT --seconds 500       keeps what is new in OUT, until the work is done
+and at the end
+        python3 -m tools.lease bring $OUT --seconds 20 --stop ends the work first, so that checkpoints are written
 
 The blocks of a queue, parted by empty lines, run side by side; the commands of a block run one by one.
 
 Images travel as lossless WebP mosaics, about 60 % of their size, in folders of at most --mb megabytes, each of which
-fits into one call; the tree travels with every call, so set the weights of mspcaps_l aside. Copy the tree and the
-folders elsewhere before anything runs, put tree and packages on PYTHONPATH, and name the commit in $MSPCAPS_COMMIT.
-What was started with setsid goes on between calls, but the machine goes back half a minute after one: send all the
-calls of a lease in one go, not one after looking at the last. Under MPS a kernel whose assertion fails may leave all
-the other processes waiting for ever, so run GPU tests without MPS.
+fits into one call; the tree travels with every call, so set the weights of mspcaps_l aside. What was started with
+setsid goes on between calls, but the machine goes back half a minute after one: send all the calls of a lease in one go,
+not one after looking at the last. One sweep that trains four small networks at a time does half as much again as one
+network alone; ten runs in six processes under MPS did hardly more. Under MPS a kernel whose assertion fails may leave
+all the other processes waiting for ever, so run GPU tests without it.
 """
 
 import argparse
