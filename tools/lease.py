@@ -18,10 +18,10 @@ The blocks of a queue, parted by empty lines, run side by side; the commands of 
 
 Images travel as lossless WebP mosaics, about 60 % of their size, in folders of at most --mb megabytes, each of which
 fits into one call; the tree travels with every call, so set the weights of mspcaps_l aside. What was started with
-setsid goes on between calls, but the machine goes back half a minute after one: send all the calls of a lease in one go,
-not one after looking at the last. One sweep that trains four small networks at a time does half as much again as one
-network alone; ten runs in six processes under MPS did hardly more. Under MPS a kernel whose assertion fails may leave
-all the other processes waiting for ever, so run GPU tests without it.
+setsid goes on between calls, but the machine goes back half a minute after one: send all the calls of a lease in one
+go, not one after looking at the last. One sweep that trains four small networks at a time does half as much again as
+one network alone; ten runs in six processes under MPS did hardly more. Under MPS a kernel whose assertion fails may
+leave all the other processes waiting for ever, so run GPU tests without it.
 """
 
 import argparse
