@@ -42,14 +42,15 @@ class Measured:
 
 
 def measured_runs(group: Group | None) -> list[Measured]:
-    """Runs of two blocks or more whose health was recorded, the most accurate first."""
-    runs = []
-    for run in group.runs if group else ():
+    """Of every seed the first run of two blocks or more whose health was recorded, the most accurate first."""
+    runs: dict[int, Measured] = {}
+    for run in (*group.runs, *group.repeats) if group else ():
         health = run.curve.get("health") or {}
         entropies = [curves["entropy"] for curves in health.values()]
         if len(health) > 1 and all(len(curve) == run.epochs and None not in curve for curve in entropies):
-            runs.append(Measured(run, tuple(blocks_after(health, epoch) for epoch in range(run.epochs))))
-    return sorted(runs, key=lambda run: -run.last)
+            epochs = tuple(blocks_after(health, epoch) for epoch in range(run.epochs))
+            runs.setdefault(run.seed, Measured(run, epochs))
+    return sorted(runs.values(), key=lambda run: -run.last)
 
 
 def blocks_after(health: Mapping[str, Any], epoch: int) -> tuple[BlockHealth, ...]:
@@ -71,11 +72,17 @@ class Study:
 
     runs: Sequence[Measured]
     others: Mapping[str, Sequence[Measured]]
-    without: Sequence[int]  # seeds of T that did not
+    repeated: Sequence[int]  # seeds of T whose first run did not, so that a repeat stands for it
 
     def correlation(self, values: Iterable[float]) -> Correlation | None:
         """Of the last accuracy with a measure of every run."""
         return Correlation.of(list(values), [one.last for one in self.runs])
+
+    @property
+    def before_repeats(self) -> Correlation | None:
+        """Of the last accuracy with the entropy of the second block, as it was before the repeats were trained."""
+        firsts = [one for one in self.runs if one.run.seed not in self.repeated]
+        return Correlation.of([one.blocks[1].entropy for one in firsts], [one.last for one in firsts])
 
     @cached_property
     def entropies(self) -> list[Correlation | None]:
@@ -99,14 +106,6 @@ class Study:
     def lost(self, block: int, which: str) -> Spread:
         """Points of accuracy when this input comes from another image."""
         return Spread.of([one.blocks[block].swapped[which] for one in self.runs])
-
-    @property
-    def older(self) -> str:
-        """Which seeds were trained before health was recorded."""
-        if not self.without:
-            return ""
-        seeds = f"seed{'s' if len(self.without) > 1 else ''} {', '.join(map(str, self.without))}"
-        return f" (but not for {seeds}, trained before it was recorded)"
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -138,4 +137,4 @@ def study_collapse(groups: Mapping[str, Group]) -> Study | None:
     if not runs:
         return None
     others = {model: measured for model in VARIANTS if (measured := measured_runs(groups.get(model)))}
-    return Study(runs, others, sorted({run.seed for run in groups[T].runs} - {one.run.seed for one in runs}))
+    return Study(runs, others, sorted(one.run.seed for one in runs if one.run not in groups[T].runs))

@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 T, OWN = "paper/cifar10/mspcaps_t", "paper/cifar10/mspcaps_t_unshared"
 
 
-def enter_measured(results: Path, name: str, seed: int, last: float, entropy: float, fresh: float = 0.7) -> None:
+def enter_measured(
+    results: Path, name: str, seed: int, last: float, entropy: float, fresh: float = 0.7, kind: str = "runs"
+) -> None:
     """A run whose second block ends with this entropy; its first one has `fresh` after the first epoch, then 0.7."""
     run = entry(name, [70.0, last], seed)
     epochs = run["epochs"]
@@ -35,7 +37,7 @@ def enter_measured(results: Path, name: str, seed: int, last: float, entropy: fl
     first, second = [fresh] + [0.7] * (epochs - 1), [0.99] * (epochs - 1) + [entropy]
     run["curve"]["health"] = {"routing.0": block(16, first, -0.1, 1.5), "routing.1": block(4, second, 1 + seed, 70.0)}
     run["curve"]["loss"] = [1.0] * (epochs - 1) + [0.01 * (1 + seed)]
-    enter(results, run)
+    enter(results, run, kind=kind)
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_a_correlation_without_an_interval_or_without_sense() -> None:
 def test_health_beside_the_accuracy_of_every_run_that_has_it(ledger: Path) -> None:
     study = studied(ledger)
     assert [one.run.seed for one in study.runs] == [4, 2, 3, 1], "the most accurate first"
-    assert study.without == [0] and {len(row) for row in study.rows} == {len(study.heads)}
+    assert study.repeated == [] and {len(row) for row in study.rows} == {len(study.heads)}
     assert study.rows[3] == ("1", "86.00", "86.00", "0.0200", "0.700", "0.800", "1.50", "1.50", "yes", "yes", "−0.10",
                              "1.50", "2.00", "70.00")  # fmt: skip
     assert [study.always(block) for block in (0, 1)] == [4, 0]
@@ -103,7 +105,16 @@ def test_only_the_papers_recipe_and_only_whole_measurements_count(ledger: Path) 
     curves["entropy"] = [None, *curves["entropy"][1:]]
     partly["curve"]["health"] = {"routing.0": curves, "routing.1": curves}
     enter(ledger, partly)
-    assert len(studied(ledger).runs) == 4 and 8 in studied(ledger).without
+    assert len(studied(ledger).runs) == 4
+
+
+def test_a_repeat_stands_for_a_first_run_without_health(ledger: Path) -> None:
+    before = studied(ledger).entropies[1]
+    enter_measured(ledger, T, 0, 85.0, 0.95, kind="repeats")
+    enter_measured(ledger, T, 1, 99.0, 0.99, kind="repeats")
+    study = studied(ledger)
+    assert [(one.run.seed, one.last) for one in study.runs[-2:]] == [(1, 86.0), (0, 85.0)] and study.repeated == [0]
+    assert study.before_repeats == before and study.entropies[1] is not None and study.entropies[1].n == 5
 
 
 def test_variants_are_in_the_picture_but_not_in_the_correlation(ledger: Path) -> None:
