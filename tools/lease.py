@@ -9,6 +9,7 @@ in the calls that carry the other sets:
 and in the last of them, after
         cd /root/tree; export PYTHONPATH=$PWD:$PWD/src:/root/packages MSPCAPS_DATA=/root/data MSPCAPS_COMMIT=...
         python3 -m tools.lease unpack /root/sets/*            writes the sets into the cache
+        setsid python3 -m tools.lease warm capsnet deepcaps & compiles their steps, so that training begins in seconds
         setsid python3 -m tools.lease work queue.txt &        runs the commands of a file, a line each
         python3 -m tools.lease bring $OUT --seconds 500       keeps what is new in OUT, until the work is done
 and at the end
@@ -148,6 +149,27 @@ def unpack(folders: list[Path]) -> None:
         print(f"{name}: {store(facts(name), arrays, match_variant(facts(name), arrays, True, 'what arrived'))}")
 
 
+def warm(models: list[str]) -> None:
+    """Compile training steps into the cache that all processes share, and print how long a step takes at most."""
+    from mspcaps.bench.timing import wait_for  # PyTorch is not needed for the other commands
+    from mspcaps.bench.variants import EngineRun, Task
+    from mspcaps.training.device import choose_device
+
+    device, task = choose_device(), Task()
+    for name in models:
+        began = time.perf_counter()
+        run = EngineRun(task.model(name), task.data().to(device), task)
+        run.run(1)
+        wait_for(device)
+        compiled = time.perf_counter()
+        steps = run.run(100)
+        wait_for(device)
+        ms = 1000 * (time.perf_counter() - compiled) / steps
+        print(
+            f"{name}: {compiled - began:.0f} s to prepare, {ms:.2f} ms per step beside whatever else runs", flush=True
+        )
+
+
 def work(queue: Path) -> None:
     """Run the blocks of a file side by side; SIGTERM ends the commands that run, and no other begins."""
     WORK.mkdir()
@@ -247,6 +269,7 @@ def main() -> None:
     to.add_argument("names", nargs="+", metavar="SET")
     to.add_argument("--mb", type=float, nargs="+", default=[46, 62])
     commands.add_parser("unpack").add_argument("folders", type=Path, nargs="+")
+    commands.add_parser("warm").add_argument("models", nargs="+", metavar="MODEL")
     commands.add_parser("work").add_argument("queue", type=Path)
     back = commands.add_parser("bring")
     back.add_argument("out", type=Path)
@@ -257,6 +280,8 @@ def main() -> None:
         pack(args.out, args.names, args.mb)
     elif args.command == "unpack":
         unpack(args.folders)
+    elif args.command == "warm":
+        warm(args.models)
     elif args.command == "work":
         work(args.queue)
     else:
