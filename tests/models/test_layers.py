@@ -174,6 +174,20 @@ def test_checkpoints_update_the_statistics_of_every_kind_of_norm_once() -> None:
     assert block[1].momentum == 0.1
 
 
+def test_checkpoints_count_a_batch_once() -> None:
+    """A cumulative average divides by the count."""
+    averages = []
+    for checkpointing in (False, True):
+        block = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=None))
+        nn.init.constant_(block[0].weight, 1.0)
+        nn.init.zeros_(block[0].bias)
+        for i in range(3):
+            run_block(block, torch.full((2, 3, 4, 4), float(i)), checkpointing).sum().backward()
+        assert block[1].num_batches_tracked == 3 and "1.num_batches_tracked" in block.state_dict()
+        averages.append(block[1].running_mean)
+    torch.testing.assert_close(averages[1], averages[0], rtol=0, atol=0)
+
+
 def test_a_single_image_without_a_batch_is_told_from_what_the_model_takes() -> None:
     with pytest.raises(MspcapsError, match=r"\w x 3 x 8 x 9 .* 3 x 8 x 9$"):
         Normalize([0.5] * 3, [0.5] * 3, (8, 9))(torch.rand(3, 8, 9))

@@ -16,6 +16,7 @@ from mspcaps.models.layers import Dropout, dropout_keys
 from mspcaps.training import Recipe, Trainer
 from mspcaps.training.device import compiler_works
 from mspcaps.training.loader import dropout_key
+from mspcaps.training.step import refuse_torch_dropout
 
 
 class TwoLayers(Model):
@@ -44,11 +45,23 @@ def with_torchs_dropout(task: Task) -> Model:
     return model
 
 
+def with_attention(task: Task) -> Model:
+    model = TwoLayers(task)
+    model.attention = nn.MultiheadAttention(32, 2, dropout=0.5)
+    return model
+
+
+def with_lstm(task: Task) -> Model:
+    model = TwoLayers(task)
+    model.lstm = nn.LSTM(32, 32, num_layers=2, dropout=0.5)
+    return model
+
+
 @pytest.fixture(autouse=True)
 def scratch_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))
-    register_model(dropped)
-    register_model(with_torchs_dropout)
+    for model in (dropped, with_torchs_dropout, with_attention, with_lstm):
+        register_model(model)
 
 
 def scratch_recipe(data: Path, **changes: object) -> Recipe:
@@ -116,9 +129,18 @@ def test_the_compiler_draws_the_same_masks(tiny_npz: Path, tmp_path: Path) -> No
     torch.testing.assert_close(steps["eager"][1], steps["compile"][1], rtol=1e-4, atol=1e-6)
 
 
-def test_dropout_of_pytorch_is_refused(tiny_npz: Path, tmp_path: Path) -> None:
-    with pytest.raises(MspcapsError, match="drop_second is a Dropout of PyTorch"):
-        Trainer(scratch_recipe(tiny_npz, model="with_torchs_dropout"), CPU, out=tmp_path, results=tmp_path)
+@pytest.mark.parametrize(
+    ("model", "name"), [("with_torchs_dropout", "drop_second"), ("with_attention", "attention"), ("with_lstm", "lstm")]
+)
+def test_dropout_of_pytorch_is_refused(tiny_npz: Path, tmp_path: Path, model: str, name: str) -> None:
+    with pytest.raises(MspcapsError, match=name):
+        Trainer(scratch_recipe(tiny_npz, model=model), CPU, out=tmp_path, results=tmp_path)
+
+
+def test_attention_without_dropout_is_taken() -> None:
+    model = TwoLayers(Task(4, 1, (8, 8), (0.5,), (0.5,)))
+    model.attention = nn.MultiheadAttention(32, 2)
+    refuse_torch_dropout(model)
 
 
 def killed_at(data: Path, folder: Path, epoch: int, step: int) -> None:

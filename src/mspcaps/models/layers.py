@@ -130,14 +130,14 @@ def run_block(block: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
 def fixed_statistics(block: nn.Module) -> Iterator[None]:
     """Freezes the running statistics of BatchNorm: a forward pass that runs twice must update them once."""
     norms: list[Any] = [m for m in block.modules() if getattr(m, "running_mean", None) is not None]  # of any class
-    momenta = [norm.momentum for norm in norms]
+    before = [(norm.momentum, getattr(norm, "num_batches_tracked", None)) for norm in norms]
     for norm in norms:
-        norm.momentum = 0.0
+        norm.momentum, norm.num_batches_tracked = 0.0, None  # the count of batches is a statistic too
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        for norm, (momentum, batches) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, batches
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from mspcaps.training.optimizers import FlatOptimizer
 from mspcaps.training.recipe import Recipe
 
 TORCH_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+WITH_DROPOUT = (nn.MultiheadAttention, nn.RNNBase)  # which have a rate instead of a layer
 
 
 class Step:
@@ -124,7 +125,7 @@ class Step:
 
 def refuse_torch_dropout(model: Model) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, TORCH_DROPOUT):
+        if isinstance(module, TORCH_DROPOUT) or (isinstance(module, WITH_DROPOUT) and module.dropout > 0):
             raise MspcapsError(
                 f"{name} is a {type(module).__name__} of PyTorch, whose masks a resumed run cannot reproduce: use "
                 "mspcaps.models.layers.Dropout"
