@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from mspcaps.bench import tables as bench_tables
+from mspcaps.bench.result import KINDS, read_result
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
 from mspcaps.report.runs import Group, Spread
@@ -32,8 +33,9 @@ from reproduction.study_tables import (
     markdown_table,
     methods_table,
     named_table,
+    read_ensembles,
     read_explanations,
-    read_json,
+    read_int8,
     with_n,
 )
 from reproduction.tables import NEAR, Report, Row, Table, Trial, binomial_error, read_report, trials_of
@@ -139,11 +141,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
         "fastest": fastest(benchmarks), **scale_values(fastest(benchmarks)),
         "robustness": robustness.values_of(results), "own_pictures": picture_values(results),
         "lacaps": lacaps_values(report, baselines),
-        "entries": read_explanations(results), "int8": read_json(results / "export" / "int8.json"),
-        "ensembles": [
-            {"model": path.stem.partition("-")[0], **read_json(path)}
-            for path in sorted((results / "ensembles").glob("*.json"))  # written by `mspcaps eval A B C --json`
-        ],
+        "entries": read_explanations(results), "int8": read_int8(results), "ensembles": read_ensembles(results),
         "baselines": baselines, "baseline_charts": charts(baselines), "accuracy_table": accuracy_table,
         "cost_table": cost_table, "short_table": short_table(baselines), "numbers": numbers,
         "table_of": table_of, "trial_table": trial_table,
@@ -327,14 +325,9 @@ def repeats_table(report: Report) -> str:
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     """All measurements by kind, GPUs before CPUs, small models first."""
-    order, benchmarks = ("train", "infer", "families", "attack", "memory", "pixels"), []
-    for path in sorted((results / "bench").glob("*.json")):
-        result = read_json(path)
-        if not isinstance(result, dict) or result.get("what") not in order:
-            raise MspcapsError(f"{path} is not a measurement of `mspcaps bench`")
-        benchmarks.append(result)
+    benchmarks = [read_result(path) for path in sorted((results / "bench").glob("*.json"))]
     key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
-        order.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
+        KINDS.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
     )  # fmt: skip
     return sorted((result for result in benchmarks if not result["quick"]), key=key)
 

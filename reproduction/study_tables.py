@@ -1,12 +1,10 @@
 """What the studies measured, as tables: the faithfulness of explanations, and int8 beside fp32."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mspcaps.errors import MspcapsError
-from mspcaps.files import format_bytes
+from mspcaps.files import NUMBER, format_bytes, read_form
 from mspcaps.pages import grid
 from mspcaps.report.runs import Spread
 
@@ -33,13 +31,6 @@ FORMS = ("fp32", "int8")
 NONE = "–"  # an empty cell
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MspcapsError(f"{path} cannot be read: {error}") from error
-
-
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
     """In Markdown; `right` are the indices of the columns aligned to the right."""
     return "\n".join(grid(heads, rows, right=right))
@@ -56,18 +47,47 @@ def with_n(value: Spread) -> str:
     return f"{value} (n = {value.n})"
 
 
+_EXPLANATION: dict[str, Any] = {
+    "model": str, "dataset": str, "split": str, "n": int, "images": str, "weights_sha256": str, "device": str,
+}  # fmt: skip
+_WAY = {"auc": [NUMBER], "less_gradient": [NUMBER]}
+_METHOD = _WAY | {"less_random": [NUMBER], "better_than_random": NUMBER}
+_SETTING = {"cell": int, "fill": str, "per_step": int}
+_MEASURED = {
+    "random_seeds": [int], "random_draws": int,
+    "named": {"*": {"named": [NUMBER], "random": [NUMBER], "less_random": [NUMBER]}},
+    "settings": [_SETTING | {"methods": {name: {"deletion": _METHOD, "insertion": _METHOD} for name in METHODS}}],
+}  # fmt: skip
+_CANDIDATES = {"settings": [_SETTING | {"candidates": {"*": {"title": str, "deletion": _WAY, "insertion": _WAY}}}]}
+_PRECISIONS = {"fp32": NUMBER, "int8": NUMBER}
+_INT8 = {
+    "weights": {
+        "*": {"bytes": _PRECISIONS, "accuracy": _PRECISIONS, "ms_per_image": {"*": {"ratio": [NUMBER]}}, "same": int}
+    }
+}
+_ENSEMBLE = {"data": str, "images": int, "accuracy": NUMBER, "members": [{"accuracy": NUMBER}]}
+
+
 def read_explanations(results: Path) -> list[dict[str, Any]]:
     """In the order of their file names; `candidates` marks those that compare ways of making the map."""
     entries = []
     for path in sorted((results / "explanation").glob("*.json")):
-        entry = read_json(path)
         compares = path.name.startswith("candidates-")
-        for setting in entry.get("settings") or [{}]:
-            missing = {"candidates"} - set(setting) if compares else set(METHODS) - set(setting.get("methods", ()))
-            if missing:
-                raise MspcapsError(f"{path} is not a measurement of explanations")
-        entries.append(entry | {"candidates": compares})
+        form = _EXPLANATION | (_CANDIDATES if compares else _MEASURED)
+        entries.append(read_form(path, form, "a measurement of explanations") | {"candidates": compares})
     return entries
+
+
+def read_int8(results: Path) -> dict[str, Any]:
+    return dict(read_form(results / "export" / "int8.json", _INT8, "a measurement of int8"))
+
+
+def read_ensembles(results: Path) -> list[dict[str, Any]]:
+    """Written by `mspcaps eval A B C --json`; a file is called MODEL-DATA.json."""
+    return [
+        read_form(path, _ENSEMBLE, "an evaluation of an ensemble") | {"model": path.stem.partition("-")[0]}
+        for path in sorted((results / "ensembles").glob("*.json"))
+    ]
 
 
 def named_table(groups: Mapping[str, Any]) -> str:

@@ -1,10 +1,13 @@
 """Files as they lie on the disk."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mspcaps.files import weights_name, write_atomically
+from mspcaps.errors import MspcapsError
+from mspcaps.files import NUMBER, read_form, weights_name, write_atomically
 
 
 def test_a_written_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
@@ -26,3 +29,38 @@ def test_a_written_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_no_two_weights_of_a_run_folder_share_a_name(path: str, name: str) -> None:
     assert weights_name(path) == name
+
+
+FORM = {"name": str, "count": int, "rates": [NUMBER], "tables": {"*": {"done": bool}}}
+WHOLE: dict[str, Any] = {"name": "x", "count": 3, "rates": [1, 2.5], "tables": {"a": {"done": True, "more": None}}}
+
+
+def test_a_json_file_must_have_its_form(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(WHOLE | {"newer": 1}))
+    assert read_form(path, FORM, "a thing") == WHOLE | {"newer": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"name": 3}, "name is 3"), ({"count": 1.5}, "count is 1.5"), ({"count": True}, "count is True"),
+        ({"rates": [1, "2"]}, r"rates\[1\] is '2'"), ({"rates": 1}, "rates is 1"),
+        ({"tables": {"a": {"done": True}, "b": {"done": 1}}}, "tables.b.done is 1"),
+        ({"tables": {"a": {}}}, "tables.a.done"),
+        ({"tables": []}, r"tables is \[\]"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(WHOLE | change))
+    with pytest.raises(MspcapsError, match=f"x.json is not a thing.*{named}"):
+        read_form(path, FORM, "a thing")
+
+
+@pytest.mark.parametrize("text", ["", "[1", "3", "[]", "null"])
+def test_what_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(MspcapsError, match=r"x\.json"):
+        read_form(path, FORM, "a thing")

@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from mspcaps.errors import MspcapsError, reason
 
@@ -51,6 +51,44 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object] | by
 def write_json(path: Path, content: object) -> None:
     """Write JSON in the layout that results/ and the package use."""
     write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+NUMBER = int | float
+_WORDS = {
+    str: "text",
+    int: "a whole number",
+    NUMBER: "a number",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
+
+def read_form(path: Path, form: Any, what: str) -> Any:
+    """The content of a JSON file, which must have the form of `what`, such as "a ledger entry"."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MspcapsError(f"{path} cannot be read as {what}: {error}") from error
+    check_form(path, content, form, what)
+    return content
+
+
+def check_form(path: Path, value: Any, form: Any, what: str, name: str = "") -> None:
+    """Refuse content that lacks something or has another type there. A form is a type, a table of forms, of which "*"
+    is that of all values, or a list of the one form that all items have. More keys than in the form are fine."""
+    kind = type(form) if isinstance(form, dict | list) else form
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise MspcapsError(f"{path} is not {what}: {name or 'its content'} is {value!r:.40}, not {_WORDS[kind]}")
+    if isinstance(form, list):
+        for number, item in enumerate(value):
+            check_form(path, item, form[0], what, f"{name}[{number}]")
+    elif isinstance(form, dict):
+        for key, inner in form.items():
+            if key != "*" and key not in value:
+                raise MspcapsError(f"{path} is not {what}: {f'{name}.{key}'.lstrip('.')} is missing")
+            for one in value if key == "*" else [key]:
+                check_form(path, value[one], inner, what, f"{name}.{one}".lstrip("."))
 
 
 def check_writable(folder: Path, refusal: str = "cannot write to") -> None:

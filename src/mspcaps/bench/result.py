@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mspcaps.errors import MspcapsError
-from mspcaps.files import write_json
+from mspcaps.files import NUMBER, check_form, read_form, write_json
 from mspcaps.models import list_models, summarize
 from mspcaps.training import ledger
 
@@ -65,6 +65,79 @@ def write_result(results: Path, result: dict[str, Any]) -> Path:
     path = results / "bench" / f"{result['what']}-{model}-{device}-torch{version}{quick}.json"
     write_json(path, result)
     return path
+
+
+_TIMES = {"median": NUMBER, "lowest": NUMBER, "highest": NUMBER}
+_COST = {"ms_per_image": NUMBER, "system_ms_per_image": NUMBER, "peak_memory_bytes": NUMBER}
+_RATE = {"images_per_second": NUMBER, "relative": NUMBER, "form": str}
+_FORM = {
+    "what": str, "model": str, "quick": bool,
+    "environment": {"device": str, "date": str, "load_before": NUMBER, "busy": bool, "software": {"torch": str}},
+}  # fmt: skip
+_FORMS: dict[str, Any] = {  # what the tables need
+    "train": {
+        "batch_size": int, "matmul": {"n": int, "precision": str, "tflops": NUMBER},
+        "ratios": {"ours_vs_reference": NUMBER, "ours_vs_resnet": NUMBER},
+        "variants": {
+            "resnet": dict,
+            "*": {
+                "model": str, "form": str, "precision": str, "ms_per_step": _TIMES, "images_per_second": NUMBER,
+                "seconds_300_epochs": NUMBER, "tflops": NUMBER, "share_of_matmul": NUMBER,
+            },
+        },
+    },
+    "infer": {
+        "precision": str, "unavailable": dict,
+        "ratios": {"latency_ours_vs_resnet": NUMBER, "throughput_ours_vs_resnet": NUMBER},
+        "variants": {
+            "resnet": dict,
+            "*": {
+                "model": str,
+                "forms": [{
+                    "form": str, "latency_ms": {"median": NUMBER, "p95": NUMBER},
+                    "throughput": [{"batch": int, "images_per_second": {"median": NUMBER}}],
+                }],
+            },
+        },
+    },
+    "families": {
+        "reference": str, "batch_size": int, "inference_batch_size": int, "failed": dict,
+        "families": {
+            "*": {
+                "params": int, "macs": int, "infer": _RATE,
+                "train": {**_RATE, "precision": str, "ms_per_step": _TIMES},
+            }
+        },
+    },
+    "attack": {
+        "images": int, "steps": int, "batch_size": int, "unavailable": dict,
+        "variants": {"*": {"seconds": _TIMES, "images_per_second": NUMBER, "fooled": int}},
+    },
+    "memory": {
+        "batch_size": int, "sizes": [{"img_size": int, "given_back": _COST, "kept": _COST}],
+        "refused": [
+            {"model": str, "img_size": int, "seconds": NUMBER, "needed_bytes": int, "free_bytes": int, "answer": str}
+        ],
+    },
+    "pixels": {
+        "refused": {"*": str},
+        "sizes": [{
+            "img_size": int, "batch_size": int, "ns_per_pixel": NUMBER, "bytes_per_pixel": NUMBER,
+            "relative_time": NUMBER, "relative_memory": NUMBER,
+        }],
+    },
+}  # fmt: skip
+KINDS = tuple(_FORMS)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result from its file, with everything that its tables need."""
+    what = "a measurement of `mspcaps bench`"
+    result: dict[str, Any] = read_form(path, _FORM, what)
+    if result["what"] not in KINDS:
+        raise MspcapsError(f"{path} is not {what}: what is {result['what']!r:.40}, not {', '.join(KINDS)}")
+    check_form(path, result, _FORMS[result["what"]], what)
+    return result
 
 
 def slug(text: str) -> str:

@@ -4,7 +4,6 @@ results/runs/<dataset>/<model>/<recipe>[-fold<i>]-seed<k>.json      the run that
 results/repeats/<dataset>/<model>/<recipe>[-fold<i>]-seed<k>.json   the same run, made again
 """
 
-import json
 import math
 import os
 import platform
@@ -19,22 +18,19 @@ import torch
 
 from mspcaps.data import CATALOG, fingerprint
 from mspcaps.errors import MspcapsError
-from mspcaps.files import sha256_of, write_json
+from mspcaps.files import NUMBER, check_form, read_form, sha256_of, write_json
 from mspcaps.models.shipped import weights_path
 from mspcaps.training.images import measure_custom_images
 from mspcaps.training.recipe import Recipe, measured_on, run_name, stored_recipe
 
-RUNS, REPEATS = "runs", "repeats"
-_REAL = int | float
-_REQUIRED: dict[str, dict[str, Any]] = {  # the keys of an entry and of its tables, with the type of numbers and names
-    "": dict.fromkeys(("params", "recipe", "accuracy", "curve", "seconds", "device"))
-    | {"seed": int, "model": str, "dataset": str},
-    "recipe": {"name": str, "epochs": int},
-    "accuracy": {"last": _REAL, "best": _REAL, "best_epoch": int},
-    "curve": {"loss": None, "accuracy": None},
-    "seconds": {"train": _REAL},
-}
-_INPUTS: dict[str, Any] = {"images": int, "data_sha256": str, "teacher_sha256": str, "initial": dict}  # where known
+RUNS, REPEATS, ENTRY = "runs", "repeats", "a ledger entry"
+_FORM: dict[str, Any] = {
+    "model": str, "params": int, "dataset": str, "seed": int, "device": str, "weights_sha256": str,
+    "recipe": {"name": str, "epochs": int}, "accuracy": {"last": NUMBER, "best": NUMBER, "best_epoch": int},
+    "curve": {"loss": [NUMBER], "accuracy": [NUMBER]}, "seconds": {"train": NUMBER},
+}  # fmt: skip
+_WHERE_KNOWN: dict[str, Any] = {"images": int, "data_sha256": str, "teacher_sha256": str, "initial": dict}
+_HEALTH = {"capsules": int, "entropy": list, "top": list, "starved": list, "swapped": {"*": list}}
 
 
 @dataclass(frozen=True)
@@ -182,28 +178,10 @@ def _fits_curve(run: Run) -> bool:
 
 def _read_entry(path: Path) -> dict[str, Any]:
     """The content of an entry, which must have every required table and key."""
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MspcapsError(f"{path} is not a ledger entry: {error}") from error
-    if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), dict):
-        raise MspcapsError(f"{path} is not a ledger entry: it has no recipe")
-    for part, keys in _REQUIRED.items():
-        table = entry[part] if part else entry
-        for key, kind in keys.items():
-            name = f"{part}.{key}" if part else key
-            if not isinstance(table, dict) or key not in table:
-                raise MspcapsError(f"{path} is not a complete ledger entry: {name} is missing")
-            if kind and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
-                what = "text" if kind is str else "a number"
-                raise MspcapsError(f"{path} was changed: {name} is {table[key]!r:.40}, which is not {what}")
-    for key, kind in _INPUTS.items():
-        if not isinstance(entry.get(key), kind | None):
-            raise MspcapsError(f"{path} was changed: {key} is {entry[key]!r:.40}")
-    for key in ("loss", "accuracy", "validation"):
-        values = entry["curve"].get(key, [])
-        if bad := [x for x in values if not isinstance(x, _REAL)] if isinstance(values, list) else [values]:
-            raise MspcapsError(f"{path} was changed: curve.{key} has {bad[0]!r:.40}, which is not a number")
+    entry: dict[str, Any] = read_form(path, _FORM, ENTRY)
+    given = {key: form for key, form in _WHERE_KNOWN.items() if entry.get(key) is not None}
+    curves = {"validation": [NUMBER], "health": {"*": _HEALTH}}
+    check_form(path, entry, given | {"curve": {key: curves[key] for key in curves if key in entry["curve"]}}, ENTRY)
     return entry
 
 
