@@ -11,6 +11,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import mspcaps
+from mspcaps.cli.training import choose_recipe
 from mspcaps.data import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.models import Model, load_model, save_weights
@@ -296,3 +297,16 @@ def test_scores_that_are_no_numbers_are_no_answer() -> None:
             buffer.fill_(-1)
     with pytest.raises(MspcapsError, match="finite"):
         mspcaps.evaluate(model, images)
+
+
+@pytest.mark.parametrize(("images", "batch_size"), [(5, 2), (40, 8)])
+def test_python_trains_pictures_by_the_recipe_of_the_command_line(images: int, batch_size: int, tmp_path: Path) -> None:
+    for name in "ab":
+        for number in range(images):
+            path = tmp_path / "pictures" / "train" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8)).save(path)
+    recipe = mspcaps.recipe_for(tmp_path / "pictures", epochs=7)
+    assert recipe.batch_size == batch_size and recipe.epochs == 7 and recipe.lr == mspcaps.load_recipe("pictures").lr
+    assert recipe == choose_recipe(None, {"data": str(tmp_path / "pictures"), "epochs": 7})
+    assert mspcaps.recipe_for(tmp_path / "pictures", batch_size=3).batch_size == 3

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from mspcaps.training import Recipe
 
 
-OWN_IMAGES = "pictures"  # the recipe for your own images if the command names none
-
-
 def changes_type() -> type:
     """The fields of the recipe as optional arguments. Made when the parser asks for it: torch is slow to import."""
     from mspcaps.training import Recipe
@@ -135,20 +132,18 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def choose_recipe(name: str | None, changes: dict[str, Any]) -> "Recipe":
-    """The recipe with the changes of the command line; for your own images the batch size follows their number."""
+    """The recipe with the changes of the command line."""
     from mspcaps.data import CATALOG
-    from mspcaps.training import Recipe, load_recipe
-    from mspcaps.training.images import fitting_batch, measure_custom_images, open_split, training_size
+    from mspcaps.training import Recipe, load_recipe, recipe_for
+    from mspcaps.training.images import open_split, training_size
 
+    own = name is None and "data" in changes and changes["data"] not in CATALOG
     if name is not None:
         recipe = load_recipe(name)
-    elif changes.get("data") in CATALOG:
-        recipe = Recipe(data=changes["data"])
+    elif own:
+        recipe = recipe_for(changes["data"])
     elif "data" in changes:
-        own = load_recipe(OWN_IMAGES)
-        recipe = dataclasses.replace(own, data=changes["data"], model=changes.get("model", own.model))
-        if "batch_size" not in changes and (images := measure_custom_images(recipe.replace(**changes))[0]) is not None:
-            changes["batch_size"] = fitting_batch(images)
+        recipe = Recipe(data=changes["data"])
     else:
         raise MspcapsError("name what to train: a recipe (`mspcaps train --list`), or --data FOLDER --model NAME")
     if "options" in changes:
@@ -161,7 +156,7 @@ def choose_recipe(name: str | None, changes: dict[str, Any]) -> "Recipe":
         if resolved.augment is None:
             resolved = resolved.resolve(training_size(resolved, open_split(resolved, "train")))
         changes["augment"] = dataclasses.asdict(typing.cast(Any, resolved.augment)) | augment
-    return recipe.replace(**changes)
+    return recipe_for(**changes) if own else recipe.replace(**changes)
 
 
 def sweep(

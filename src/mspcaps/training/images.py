@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,10 +16,11 @@ from mspcaps.models.layers import LEAST_STD
 from mspcaps.training.device import free_bytes
 from mspcaps.training.limits import check_validation
 from mspcaps.training.memory import check_memory
-from mspcaps.training.recipe import Recipe
+from mspcaps.training.recipe import Recipe, load_recipe
 
 Images = ImageSet | FolderImages
 MIN_SIDE = 32  # custom images are enlarged to this: below it the coarsest scale has one capsule, so nothing is routed
+CUSTOM_IMAGES = "pictures"  # their recipe
 MIN_STEPS = 8  # per epoch, when the batch size is chosen to fit
 MAX_MEASURED = 2000  # custom images over which mean and deviation are computed
 
@@ -133,6 +135,15 @@ def measure_custom_images(recipe: Recipe) -> tuple[int | None, tuple[int, int] |
 def fitting_batch(images: int) -> int:
     """The default batch size for custom images: the largest power of two, 2 to 128, that leaves MIN_STEPS steps."""
     return max(2, min(Recipe.batch_size, 1 << (images // MIN_STEPS).bit_length() >> 1))
+
+
+def recipe_for(data: str | Path, **changes: Any) -> Recipe:
+    """The recipe for pictures of your own, with a batch size that fits their number, and any fields changed."""
+    recipe = load_recipe(CUSTOM_IMAGES)
+    recipe = replace(recipe, data=str(data), model=changes.get("model", recipe.model))
+    if "batch_size" not in changes and (images := measure_custom_images(recipe.replace(**changes))[0]) is not None:
+        changes["batch_size"] = fitting_batch(images)
+    return recipe.replace(**changes)
 
 
 def normalization(recipe: Recipe, train: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
