@@ -1,5 +1,6 @@
 """What networks with class capsules share: lengths as scores, the margin loss, and an optional decoder."""
 
+import math
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -16,10 +17,10 @@ from mspcaps.models.model import Criterion, Model, Task, numbered
 class Decoder(nn.Sequential):
     """CapsNet's decoder: flattened class capsules [b, K d], all but one class set to zero -> pixels in [0, 1]."""
 
-    def __init__(self, inputs: int, task: Task, hidden: tuple[int, int]) -> None:
+    def __init__(self, inputs: int, numel: int, hidden: tuple[int, int]) -> None:
         first, second = hidden
         layers = (nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
-        super().__init__(*layers, nn.Linear(second, task.numel), nn.Sigmoid())
+        super().__init__(*layers, nn.Linear(second, numel), nn.Sigmoid())
 
 
 class CapsuleModel(Model):
@@ -40,7 +41,6 @@ class CapsuleModel(Model):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.task = task
         self.decoder: nn.Module | None = None
 
     @staticmethod
@@ -102,7 +102,7 @@ class CapsuleModel(Model):
         return routing
 
     def new_decoder(self, num_classes: int) -> nn.Module:
-        return Decoder(num_classes * self.d_out, self.task, self.hidden)
+        return Decoder(num_classes * self.d_out, self.in_chans * math.prod(self.img_size), self.hidden)
 
     def training_loss(self, x: Tensor, y: Tensor, criterion: Criterion) -> Tensor:
         if self.decoder is None:

@@ -78,19 +78,19 @@ class RoutedCell(nn.Module):
 class ConvDecoder(nn.Module):
     """One class capsule [b, d] of any class -> images [b, in_chans, *img_size], not negative."""
 
-    def __init__(self, d: int, task: Task) -> None:
+    def __init__(self, d: int, in_chans: int, img_size: tuple[int, int]) -> None:
         super().__init__()
-        self.img_size = task.img_size
-        hidden = (64, 32, 16, 8) if max(task.img_size) >= 64 else (64, 32, 16)
+        self.img_size = img_size
+        hidden = (64, 32, 16, 8) if max(img_size) >= 64 else (64, 32, 16)
         factor = 2 ** (len(hidden) - 1)
-        self.grid = (-(-task.img_size[0] // factor), -(-task.img_size[1] // factor))
+        self.grid = (-(-img_size[0] // factor), -(-img_size[1] // factor))
         self.linear = nn.Linear(d, 16 * self.grid[0] * self.grid[1])
         self.bn = BatchNorm(16)
         self.bn.momentum = 0.2  # 0.8 in Keras, which gives the weight of the old value
         layers = [nn.ConvTranspose2d(16, hidden[0], 3, padding=1)]
         for chans, out_chans in itertools.pairwise(hidden):
             layers.append(nn.ConvTranspose2d(chans, out_chans, 3, stride=2, padding=1, output_padding=1))
-        self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(hidden[-1], task.in_chans, 3, padding=1), nn.ReLU())
+        self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(hidden[-1], in_chans, 3, padding=1), nn.ReLU())
 
     def forward(self, v: Tensor) -> Tensor:
         x = self.linear(v).relu().unflatten(1, (16, *self.grid))
@@ -138,7 +138,7 @@ class DeepCaps(CapsuleModel):
 
     def new_decoder(self, num_classes: int) -> nn.Module:
         """Keeps an existing decoder: it does not depend on the number of classes."""
-        return ConvDecoder(D_OUT, self.task) if self.decoder is None else self.decoder
+        return ConvDecoder(D_OUT, self.in_chans, self.img_size) if self.decoder is None else self.decoder
 
     def init_votes(self, routing: DynamicRouting) -> DynamicRouting:
         """Glorot's uniform distribution, as Keras computes it for [classes, n_in, d_out, d_in] and [classes, d_out]."""
