@@ -165,6 +165,24 @@ def test_vectors_offsets_and_gains_do_not_decay() -> None:
 
 
 @torch.no_grad()
+def test_hidden_wholes_have_no_vote_in_training_alone() -> None:
+    model, plain = (trained_like(hide=hide) for hide in (0.25, 0.0))
+    x, votes = torch.rand(64, 3, 32, 32), []
+    assert model(x).equal(plain(x))
+    for block in model.routing[:-1]:
+        block.register_forward_pre_hook(lambda block, args: votes.append(args[1]))
+    model.routing.eval()
+    model(x)
+    whole = list(votes)
+    votes.clear()
+    model.hide.train()
+    model(x)
+    for kept, vote, count in zip(votes, whole, (16, 4), strict=True):
+        hidden = (kept == 0).flatten(3).all(3)
+        assert 0.15 < hidden.float().mean() < 0.35 and hidden.shape[1:].numel() == count
+        torch.testing.assert_close(kept[~hidden], vote[~hidden] / 0.75)
+
+
 def test_the_tree_accounts_for_the_length_on_every_scale() -> None:
     model = trained_like(img_size=(32, 40))
     found = mspcaps.explain(model, torch.rand(2, 3, 32, 40))

@@ -19,7 +19,7 @@ from mspcaps.capsules import AgreementPooling, LocalAgreementRouting, States, ca
 from mspcaps.capsules.patchify import Grid
 from mspcaps.errors import MspcapsError
 from mspcaps.models.capsule_model import CapsuleModel
-from mspcaps.models.layers import BatchNorm, ConvBN, Normalize, check_img_size, run_block
+from mspcaps.models.layers import BatchNorm, ConvBN, Dropout, Normalize, check_img_size, run_block
 from mspcaps.models.model import LinearClassifier, Task, numbered
 from mspcaps.models.registry import register_model
 
@@ -36,6 +36,7 @@ class Config:
     kernel: int = 5  # side of the depthwise kernels
     patch: int = 4
     window: int = 4  # side of the square of finer patches that vote for a patch
+    hide: float = 0.0  # share of the wholes without a vote in a training step, so that their parts must do without it
 
 
 TINY = Config(widths=(32, 64, 128), blocks=(2, 3, 3), expansion=2, dim=64, d_out=8)
@@ -165,6 +166,7 @@ class LaCaps(CapsuleModel):
         self.votes = Votes(config.dim, task.num_classes, config.d_out)
         local = [LocalAgreementRouting(config.d_out, config.window) for _ in config.widths[1:]]
         self.routing = nn.ModuleList([*local, AgreementPooling()])
+        self.hide = nn.ModuleList(Dropout(config.hide) for _ in local)
         self.num_features = config.dim * sum(rows * columns for _, (rows, columns) in self.patch_grids())
 
     def patch_grids(self) -> list[tuple[int, Grid]]:
@@ -183,8 +185,9 @@ class LaCaps(CapsuleModel):
         fine, *coarser = (self.votes(capsules) for capsules in u)
         *local, pooling = self.routing
         routed = []
-        for block, coarse in zip(local, coarser, strict=True):
-            fine, support = block(fine, coarse, states)
+        for block, hide, coarse in zip(local, self.hide, coarser, strict=True):
+            kept = hide(torch.ones_like(coarse[..., :1, :1]))  # [b, h, w, 1, 1]
+            fine, support = block(fine, coarse * kept, states)
             routed.append(fine)
         return [*routed, pooling(fine, support, states)]
 
@@ -260,8 +263,10 @@ class PatchesHead(AverageHead):
 
 
 @register_model
-def lacaps_t(task: Task, *, deep: bool = False, kernel: int = 5, patch: int = 4, window: int = 4) -> LaCaps:
-    return LaCaps(task, replace(DEEP if deep else TINY, kernel=kernel, patch=patch, window=window))
+def lacaps_t(
+    task: Task, *, deep: bool = False, kernel: int = 5, patch: int = 4, window: int = 4, hide: float = 0.0
+) -> LaCaps:
+    return LaCaps(task, replace(DEEP if deep else TINY, kernel=kernel, patch=patch, window=window, hide=hide))
 
 
 @register_model
@@ -275,5 +280,5 @@ def lacaps_t_linear(task: Task, *, deep: bool = False, kernel: int = 5, patch: i
 
 
 @register_model
-def lacaps_l(task: Task, *, kernel: int = 5, patch: int = 4, window: int = 4) -> LaCaps:
-    return LaCaps(task, replace(LARGE, kernel=kernel, patch=patch, window=window))
+def lacaps_l(task: Task, *, kernel: int = 5, patch: int = 4, window: int = 4, hide: float = 0.0) -> LaCaps:
+    return LaCaps(task, replace(LARGE, kernel=kernel, patch=patch, window=window, hide=hide))
