@@ -117,9 +117,11 @@ def test_runs_of_several_machines_are_one_row_that_names_each(tmp_path):
     assert [row[9] for row in run_rows([group])] == ["a GPU, bf16", "a GPU, fp32", "a CPU, fp32", "a CPU"]
 
 
-def test_a_measure_that_a_health_lacks_has_no_chart(tmp_path):
+def test_a_measure_that_was_never_taken_has_no_chart(tmp_path):
     made = entry(T, [80.0])
-    made["curve"]["health"] = {"block": {"capsules": 4, "top": [1.5] * made["epochs"]}, "other": {}}
+    never, always = [None] * made["epochs"], [1.5] * made["epochs"]
+    block = {"capsules": 4, "entropy": never, "top": always, "starved": never, "swapped": {}}
+    made["curve"]["health"] = {"block": block, "other": block | {"top": never}}
     enter(tmp_path, made)
     ((title, _),) = health_charts(read_groups(tmp_path)[0])
     assert title.startswith("block: mean coupling")
@@ -150,7 +152,7 @@ def test_it_is_true_for_a_user_who_never_heard_of_the_paper(ledger):
 def test_routing_health_is_drawn_where_it_was_measured(ledger):
     def health(shift):
         values = {"capsules": 16, "entropy": [None, *[0.9 - shift] * 299], "top": [1.5 + shift] * 300, "starved": [0.0]}
-        return {"routing.0": values, "routing.1": values}
+        return {"routing.0": values | {"swapped": {}}, "routing.1": values | {"swapped": {}}}
 
     for seed in (0, 1):
         made = entry(T, [80.0, 88.0], seed)
