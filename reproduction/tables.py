@@ -221,8 +221,9 @@ def changes(trial: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
         ours, theirs = trial.get(key), recipe.get(key)
         if ours == theirs or key in {*IGNORED, "initial_scale"}:
             continue
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            words += [f"{key} {name} {now}" for name, now in ours.items() if now != theirs.get(name)]
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping | None):
+            group = "" if key == "options" else f"{key} "
+            words += [f"{group}{name} {now}" for name, now in ours.items() if now != (theirs or {}).get(name)]
         else:
             words.append(f"{key} {ours}")
     return ", ".join(words)

@@ -14,6 +14,7 @@ and in the last of them, after
         python3 -m tools.lease bring $OUT --seconds 500       keeps what is new in OUT, until the work is done
 and at the end
         python3 -m tools.lease bring $OUT --seconds 20 --stop ends the work first, so that checkpoints are written
+Here:   cat part.* | tar xz                                   unpacks what came back
 
 The blocks of a queue, parted by empty lines, run side by side; the commands of a block run one by one.
 
@@ -21,8 +22,9 @@ Images travel as lossless WebP mosaics, about 60 % of their size, in folders of 
 fits into one call; the tree travels with every call, so set the weights of mspcaps_l aside. What was started with
 setsid goes on between calls, but the machine goes back half a minute after one: send all the calls of a lease in one
 go, not one after looking at the last. One sweep that trains four small networks at a time does half as much again as
-one network alone; ten runs in six processes under MPS did hardly more. Under MPS a kernel whose assertion fails may
-leave all the other processes waiting for ever, so run GPU tests without it.
+one network alone; more runs in more processes under MPS do hardly more, so a large network whose checkpoint does not
+fit into what comes back should run beside few others, or it may not end in time. Under MPS a kernel whose assertion
+fails may leave all the other processes waiting for ever, so run GPU tests without it.
 """
 
 import argparse
@@ -54,7 +56,7 @@ COLUMNS = 100  # images in a row of a mosaic
 PICTURES = 5_000  # images of a mosaic, whose sides must not exceed 16,383 pixels
 WORK = Path("work")  # over there: what the commands print
 PID, ENDED = WORK / "pid", WORK / "ended"
-ARCHIVE, TOTAL = 16_000_000, 62_000_000  # bytes of an archive that comes back, and of all together
+PART, TOTAL = 15_000_000, 62_000_000  # bytes of a file that comes back, and of all together
 PERIOD = 20  # seconds
 PYTHON = "3.12"  # over there
 PACKAGES = (
@@ -224,13 +226,16 @@ def small_files() -> list[Path]:
 
 
 def weights() -> list[list[Path]]:
-    """Of every finished run the weights that it reports, of others what resuming needs; the smallest first."""
-    groups = []
-    for folder in {path.parent for path in Path("runs").rglob("*.safetensors")}:
+    """Of unfinished runs what resuming needs, then of finished ones the weights that they report; the smallest first.
+    Trials on held-out images are only compared: nobody needs their weights."""
+    unfinished, finished = [], []
+    for folder in {path.parent for path in Path("runs").rglob("*.safetensors") if "held_out" not in path.parent.name}:
         checkpoint, best, last = (folder / f"{name}.safetensors" for name in ("checkpoint", "best", "last"))
-        wanted = [checkpoint, best] if checkpoint.is_file() else [last if last.is_file() else best]
-        groups.append([path for path in wanted if path.is_file()])
-    return sorted(groups, key=size_of)
+        if checkpoint.is_file():
+            unfinished.append([path for path in (checkpoint, best) if path.is_file()])
+        else:
+            finished.append([last if last.is_file() else best])
+    return sorted(unfinished, key=size_of) + sorted(finished, key=size_of)
 
 
 def size_of(group: list[Path]) -> int:
@@ -238,26 +243,25 @@ def size_of(group: list[Path]) -> int:
 
 
 def keep(out: Path, groups: list[list[Path]]) -> list[Path]:
-    """Write archives, the files of a group into the same one -> files for which there is no room."""
-    archives: list[list[Path]] = []
-    left, total, room = list[Path](), 0, 0
+    """Write an archive in parts, with all of a group or nothing -> files for which there is no room."""
+    packed, left, total = list[Path](), list[Path](), 0
     for group in groups:
         size = size_of(group)
-        if size > ARCHIVE or total + size > TOTAL:
+        if total + size > TOTAL:
             left += group
-            continue
-        if size > room or not archives:
-            archives.append([])
-            room = ARCHIVE
-        archives[-1] += group
-        total, room = total + size, room - size
-    for number, files in enumerate(archives):
-        part = out / "part"
-        with tarfile.open(part, "w:gz", compresslevel=1) as archive:
-            for path in files:
-                with contextlib.suppress(FileNotFoundError):  # renamed by now
-                    archive.add(path)
-        part.rename(out / f"{number}.tar.gz")
+        else:
+            packed += group
+            total += size
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz", compresslevel=1) as archive:
+        for path in packed:
+            with contextlib.suppress(FileNotFoundError):  # renamed by now
+                archive.add(path)
+    whole = content.getbuffer()
+    for start in range(0, len(whole), PART):
+        part = out / "new"
+        part.write_bytes(whole[start : start + PART])
+        part.rename(out / f"part.{start // PART}")
     return left
 
 

@@ -68,7 +68,7 @@ def test_cost_per_pixel(results: Path):
     result = {
         "what": "pixels", "model": "lacaps_t", "quick": False, "batch_size": 2, "sizes": sizes, "refused": {},
         "environment": {
-            "device": "a GPU", "date": "2026-11-19", "busy": False, "load_before": 0.0, "software": {"torch": "2.13.0"},
+            "device": "a GPU", "date": "2026-11-20", "busy": False, "load_before": 0.0, "software": {"torch": "2.13.0"},
         },
     }  # fmt: skip
     (results / "bench").mkdir()

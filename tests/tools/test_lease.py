@@ -1,5 +1,6 @@
 """Data sets arrive on another machine as they left this one."""
 
+import io
 import subprocess
 import sys
 import tarfile
@@ -39,11 +40,11 @@ def test_work_goes_on_until_it_is_stopped_and_what_is_new_comes_back(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
-    for folder in ("results", "runs/a", "runs/b", "out"):
+    for folder in ("results", "runs/a", "runs/b", "runs/held_out=9", "out"):
         Path(folder).mkdir(parents=True)
     Path("results/old.json").touch()
-    for name in ("best", "last"):
-        Path(f"runs/b/{name}.safetensors").touch()
+    for name in ("b/best", "b/last", "held_out=9/last"):
+        Path(f"runs/{name}.safetensors").touch()
     time.sleep(0.05)
     saving = (
         "trap 'echo 1 > runs/a/checkpoint.safetensors; exit' TERM; touch runs/begun; while true; do sleep 0.1; done"
@@ -56,23 +57,28 @@ def test_work_goes_on_until_it_is_stopped_and_what_is_new_comes_back(
         time.sleep(0.05)
     monkeypatch.setattr("tools.lease.PERIOD", 0.1)
     bring(Path("out"), 0.2, stop=False)
-    assert {"results/new.json", "results/b", "runs/b/last.safetensors"} <= names() and "results/old.json" not in names()
-    assert "runs/b/best.safetensors" not in names()
+    arrived = names(Path("out"))
+    assert {"results/new.json", "results/b", "runs/b/last.safetensors"} <= arrived
+    assert not arrived & {"results/old.json", "runs/b/best.safetensors", "runs/held_out=9/last.safetensors"}
     bring(Path("out"), 30, stop=True)
     assert worker.wait(timeout=30) == 0
-    assert "runs/a/checkpoint.safetensors" in names() and not Path("results/never.json").exists()
+    assert "runs/a/checkpoint.safetensors" in names(Path("out")) and not Path("results/never.json").exists()
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.lease.ARCHIVE", 10)
+    monkeypatch.setattr("tools.lease.PART", 100)
     monkeypatch.setattr("tools.lease.TOTAL", 20)
     files = {name: tmp_path / name for name in "abcd"}
     for path, size in zip(files.values(), (6, 11, 7, 8), strict=True):
         path.write_bytes(bytes(size))
-    assert keep(tmp_path, [[path] for path in files.values()]) == [files["b"], files["d"]]
-    assert sorted(path.name for path in tmp_path.glob("*.gz")) == ["0.tar.gz", "1.tar.gz"]
+    out = tmp_path / "out"
+    out.mkdir()
+    assert keep(out, [[files["a"]], [files["b"], files["c"]], [files["d"]]]) == [files["b"], files["c"]]
+    assert len(list(out.iterdir())) > 1 and all(path.stat().st_size <= 100 for path in out.iterdir())
+    assert names(out) == {str(files[name]).lstrip("/") for name in "ad"}
 
 
-def names() -> set[str]:
-    with tarfile.open("out/0.tar.gz") as archive:
+def names(out: Path) -> set[str]:
+    parts = sorted(out.glob("part.*"), key=lambda path: int(path.suffix[1:]))
+    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as archive:
         return set(archive.getnames())
