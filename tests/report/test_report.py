@@ -16,6 +16,7 @@ from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart, tic
 from mspcaps.report.runs import Spread, group_runs, read_groups, settings
 from mspcaps.report.write import group_row, markdown, page, run_row, run_rows
 from mspcaps.training import Recipe, train
+from tests.app.chromium import Chromium, find_chromium
 
 T = "paper/cifar10/mspcaps_t"
 
@@ -141,6 +142,19 @@ def test_the_page_is_whole_needs_nothing_else_and_says_the_same(ledger):
     targets, links = re.findall(r'id="([^"]+)"', html), re.findall(r'href="#([^"]+)"', html)
     assert len(links) == 4 and set(links) <= set(targets), "contents: two data sets, how to read, all runs"
     assert html.count("<polyline") == 2 * (4 + 1), "three seeds and their mean; one seed alone, twice"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_chromium() is None, reason="there is no chromium on this machine")
+def test_rows_stay_low_on_a_phone(ledger, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(page(read_groups(ledger)))
+    with Chromium(390) as window:
+        window.open(file.as_uri())
+        window.wait("document.readyState == 'complete' && document.querySelector('tbody tr')")
+        heights = window.run("[...document.querySelectorAll('tbody tr')].map(row => row.offsetHeight)")
+        assert len(heights) > 3 and max(heights) < 60, "one line each: a table is swiped sideways"
+        assert window.run("document.documentElement.scrollWidth") == 390
 
 
 def test_it_is_true_for_a_user_who_never_heard_of_the_paper(ledger):
