@@ -16,6 +16,7 @@ from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart, tic
 from mspcaps.report.runs import Spread, group_runs, read_groups, settings
 from mspcaps.report.write import group_row, markdown, page, run_row, run_rows
 from mspcaps.training import Recipe, train
+from tests.app.chromium import Chromium, find_chromium
 
 T = "paper/cifar10/mspcaps_t"
 
@@ -117,9 +118,11 @@ def test_runs_of_several_machines_are_one_row_that_names_each(tmp_path):
     assert [row[9] for row in run_rows([group])] == ["a GPU, bf16", "a GPU, fp32", "a CPU, fp32", "a CPU"]
 
 
-def test_a_measure_that_a_health_lacks_has_no_chart(tmp_path):
+def test_a_measure_that_was_never_taken_has_no_chart(tmp_path):
     made = entry(T, [80.0])
-    made["curve"]["health"] = {"block": {"capsules": 4, "top": [1.5] * made["epochs"]}, "other": {}}
+    never, always = [None] * made["epochs"], [1.5] * made["epochs"]
+    block = {"capsules": 4, "entropy": never, "top": always, "starved": never, "swapped": {}}
+    made["curve"]["health"] = {"block": block, "other": block | {"top": never}}
     enter(tmp_path, made)
     ((title, _),) = health_charts(read_groups(tmp_path)[0])
     assert title.startswith("block: mean coupling")
@@ -141,6 +144,19 @@ def test_the_page_is_whole_needs_nothing_else_and_says_the_same(ledger):
     assert html.count("<polyline") == 2 * (4 + 1), "three seeds and their mean; one seed alone, twice"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_chromium() is None, reason="there is no chromium on this machine")
+def test_rows_stay_low_on_a_phone(ledger, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(page(read_groups(ledger)))
+    with Chromium(390) as window:
+        window.open(file.as_uri())
+        window.wait("document.readyState == 'complete' && document.querySelector('tbody tr')")
+        heights = window.run("[...document.querySelectorAll('tbody tr')].map(row => row.offsetHeight)")
+        assert len(heights) > 3 and max(heights) < 60, "one line each: a table is swiped sideways"
+        assert window.run("document.documentElement.scrollWidth") == 390
+
+
 def test_it_is_true_for_a_user_who_never_heard_of_the_paper(ledger):
     for text in (page(read_groups(ledger)), markdown(read_groups(ledger))):
         words = text.replace("| paper |", "").replace(">paper<", "").replace(", paper<", "").replace("var(--paper)", "")
@@ -150,7 +166,7 @@ def test_it_is_true_for_a_user_who_never_heard_of_the_paper(ledger):
 def test_routing_health_is_drawn_where_it_was_measured(ledger):
     def health(shift):
         values = {"capsules": 16, "entropy": [None, *[0.9 - shift] * 299], "top": [1.5 + shift] * 300, "starved": [0.0]}
-        return {"routing.0": values, "routing.1": values}
+        return {"routing.0": values | {"swapped": {}}, "routing.1": values | {"swapped": {}}}
 
     for seed in (0, 1):
         made = entry(T, [80.0, 88.0], seed)

@@ -57,7 +57,9 @@ def test_a_finished_run_of_other_images_is_refused(own_npz: Path, tmp_path: Path
     assert run.data_sha256 == hashlib.sha256(own_npz.read_bytes()).hexdigest()
     assert train(recipe, device="cpu", **places).run == run, "not trained again"
     write_bars(own_npz, 5)
-    with pytest.raises(MspcapsError, match=r"own.npz held different images, though as many: train with --overwrite"):
+    with pytest.raises(
+        MspcapsError, match=r"own.npz held different images, though as many for training: train with --overwrite"
+    ):
         train(recipe, device="cpu", **places)
     path = ledger.entry_path(tmp_path, recipe)
     entry = json.loads(path.read_text())
@@ -102,6 +104,14 @@ def test_a_checkpoint_of_other_images_is_refused(pictures: Path, tmp_path: Path)
         train(recipe, device="cpu", out=tmp_path, results=tmp_path)
     change_pixel(pictures / "test" / "c0" / "32.bmp")
     assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run.epochs == 2
+
+
+def test_without_a_test_picture_only_the_training_images_are_as_many(pictures: Path, tmp_path: Path) -> None:
+    recipe = quick(pictures).replace(epochs=1)
+    train(recipe, device="cpu", out=tmp_path, results=tmp_path)
+    (pictures / "test" / "c0" / "32.bmp").unlink()
+    with pytest.raises(MspcapsError, match="as many for training"):
+        train(recipe, device="cpu", out=tmp_path, results=tmp_path)
 
 
 def test_the_fingerprint_of_a_folder(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

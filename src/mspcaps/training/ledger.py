@@ -226,7 +226,7 @@ def changed_input(recipe: Recipe, then: Mapping[str, Any], now: Mapping[str, Any
     before, after = (side.get("images") or 0 for side in (then, now))
     changes = {
         "images": f"there were {before:,} training images, but now there are {after:,}",
-        "data_sha256": f"{recipe.data} held different images, though as many",
+        "data_sha256": f"{recipe.data} held different images, though as many for training",
         "teacher_sha256": f"the teacher {recipe.teacher} had other weights",
         "initial": f"{recipe.init} held other weights",
     }
