@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
@@ -239,6 +240,15 @@ def test_charts():
     assert accuracy_chart([[10.0, 80.0, 90.0], [5.0, 85.0, 80.0]], "x").count("<polyline") == 3
     assert loss_chart([[0.0]], "x").count("<polyline") == 1, "a loss of zero has no logarithm"
     assert [tick_words(tick) for tick in (1, 0.003, 1e-4, 3e-12)] == ["1", "0.003", "10⁻⁴", "3·10⁻¹²"]
+
+
+def test_a_loss_of_exactly_zero_lies_on_the_axis_of_a_logarithmic_chart():
+    chart = ElementTree.fromstring(loss_chart([[0.5, 0.0]], "Loss"))
+    (_, low), dots = (
+        (point.split(",") for point in chart.find("polyline").get("points").split()),
+        chart.findall("circle"),
+    )
+    assert [dots[1].get("cx"), dots[1].get("cy")] == low and float(low[1]) == 228.0
 
 
 def test_the_first_epochs_do_not_stretch_the_picture_of_the_accuracy():

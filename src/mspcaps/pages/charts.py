@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from markupsafe import Markup
+
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 270  # of an inline chart
 MAX_NAME = 24  # characters of a class beside a confusion matrix
@@ -71,10 +73,10 @@ class Axes:
         return [*parts, f'<text class="{kind}" {place} text-anchor="end">{escape(x_label)}</text>']
 
 
-def inline(label: str, parts: Iterable[str]) -> str:
+def inline(label: str, parts: Iterable[str]) -> Markup:
     """A chart for a page."""
     head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-    return "".join([head, *parts, "</svg>"])
+    return Markup("".join([head, *parts, "</svg>"]))
 
 
 def number_words(numbers: Iterable[float]) -> dict[float, str]:
@@ -86,24 +88,7 @@ def shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def line_chart(
-    points: Sequence[Point], label: str, epochs: int, unit: str = "", dots: bool = False, log: bool = False
-) -> str:
-    """A curve over epochs, on a linear or a logarithmic scale."""
-    values = [max(y, 1e-6) if log else y for _, y in points]
-    choose = log_ticks if log else percent_ticks if unit == "%" else nice_ticks
-    axes = Axes(epochs, choose(min(values), max(values)), log)
-    x_words = number_words(range(0, epochs + 1, max(1, math.ceil(epochs / 8))))
-    parts = axes.draw(lambda tick: f"{tick:g}{unit}", x_words)
-    places = [(axes.x_at(x), axes.y_at(y)) for (x, _), y in zip(points, values, strict=True)]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    parts.append(f'<polyline class="curve" points="{path}"/>')
-    if dots:
-        parts += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>' for x, y in places]
-    return inline(label, parts)
-
-
-def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> str:
+def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> Markup:
     """A bar for every bin of confidence, from 0 to 100 percent; none for NaN. A perfectly calibrated model would follow
     the diagonal."""
     ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(value for value in values if value == value))
@@ -124,7 +109,7 @@ def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> s
     return inline(label, parts)
 
 
-def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> Markup:
     """Rows are the true classes, columns the answers; the opacity shows the share of the row."""
     cell = 46 if len(classes) <= 12 else max(14, 552 // len(classes))
     names = [shortened(name, MAX_NAME) for name in classes]
@@ -162,7 +147,7 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
                     f'text-anchor="middle">{count}</text>'
                 )
             parts.append("</g>")
-    return "".join([*parts, "</svg>"])
+    return Markup("".join([*parts, "</svg>"]))
 
 
 KEY, NAME, LETTER = 24, 330, 8  # height of a row of the legend, least width of a name in it, width of a letter

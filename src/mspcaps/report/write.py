@@ -79,12 +79,11 @@ def charts_of(group: Group) -> list[tuple[str, Markup]]:
     run = group.first
     name = f"{run.model} on {run.dataset}"
     accuracies, losses = ([one.curve[key] for one in group.runs] for key in ("accuracy", "loss"))
-    charts = [
+    return [
         (f"Accuracy on the {run.watched} images, in percent", accuracy_chart(accuracies, f"Accuracy of {name}")),
         ("Loss on the training images, logarithmic", loss_chart(losses, f"Loss of {name}")),
         *health_charts(group),
     ]
-    return [(words, Markup(chart)) for words, chart in charts]
 
 
 def sections_of(groups: list[Group]) -> list[Section]:
