@@ -118,14 +118,6 @@ def test_runs_of_several_machines_are_one_row_that_names_each(tmp_path):
     assert [row[9] for row in run_rows([group])] == ["a GPU, bf16", "a GPU, fp32", "a CPU, fp32", "a CPU"]
 
 
-def test_a_measure_that_a_health_lacks_has_no_chart(tmp_path):
-    made = entry(T, [80.0])
-    made["curve"]["health"] = {"block": {"capsules": 4, "top": [1.5] * made["epochs"]}, "other": {}}
-    enter(tmp_path, made)
-    ((title, _),) = health_charts(read_groups(tmp_path)[0])
-    assert title.startswith("block: mean coupling")
-
-
 def test_the_page_is_whole_needs_nothing_else_and_says_the_same(ledger):
     groups = read_groups(ledger)
     html = page(groups)
@@ -150,7 +142,8 @@ def test_it_is_true_for_a_user_who_never_heard_of_the_paper(ledger):
 
 def test_routing_health_is_drawn_where_it_was_measured(ledger):
     def health(shift):
-        values = {"capsules": 16, "entropy": [None, *[0.9 - shift] * 299], "top": [1.5 + shift] * 300, "starved": [0.0]}
+        values = {"capsules": 16, "entropy": [None, *[0.9 - shift] * 299], "top": [1.5 + shift] * 300}
+        values |= {"starved": [0.0], "swapped": {}}
         return {"routing.0": values, "routing.1": values}
 
     for seed in (0, 1):

@@ -19,17 +19,16 @@ HEALTH = {  # what it is, and on which side of which level a block has collapsed
 Line = Sequence[float | None]  # one value per epoch, None where nothing was measured
 
 
-def accuracy_chart(seeds: Sequence[Line], label: str) -> Markup:
+def accuracy_chart(seeds: Sequence[Sequence[float]], label: str) -> Markup:
     """In percent."""
-    later = [value for line in seeds for value in line[int(EARLY * len(line)) :] if value is not None]
+    later = [value for line in seeds for value in line[int(EARLY * len(line)) :]]
     return chart(seeds, percent_ticks(min(later), max(later)), label)
 
 
-def loss_chart(seeds: Sequence[Line], label: str) -> Markup:
+def loss_chart(seeds: Sequence[Sequence[float]], label: str) -> Markup:
     """On a logarithmic scale."""
-    values = [[max(value, 1e-6) if value is not None else None for value in line] for line in seeds]
-    shown = [value for line in values for value in line if value is not None]
-    return chart(values, log_ticks(min(shown), max(shown)), label, log=True)
+    values = [[max(value, 1e-6) for value in line] for line in seeds]
+    return chart(values, log_ticks(min(map(min, values)), max(map(max, values))), label, log=True)
 
 
 def health_charts(group: Group) -> list[tuple[str, Markup]]:
@@ -38,11 +37,10 @@ def health_charts(group: Group) -> list[tuple[str, Markup]]:
     measured: list[Any] = [run.curve["health"] for run in group.runs if run.curve.get("health")]
     for block in dict.fromkeys(name for health in measured for name in health):
         for measure, (words, side, level) in HEALTH.items():
-            seeds = [curve for health in measured if (curve := health.get(block, {}).get(measure))]
+            seeds = [health[block][measure] for health in measured if block in health]
             values = [value for line in seeds for value in line if value is not None]
-            if values:
-                ticks = nice_ticks(min(*values, level), max(*values, level))
-                charts.append((f"{block}: {words}", chart(seeds, ticks, f"{measure} of {block}", False, level, side)))
+            ticks = nice_ticks(min([*values, level]), max([*values, level]))
+            charts.append((f"{block}: {words}", chart(seeds, ticks, f"{measure} of {block}", False, level, side)))
     return charts
 
 
