@@ -22,6 +22,10 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
+def silent(sentence: str) -> None:
+    """In place of `warn` or a log, for callers that want no sentences."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error; the lines after it are advice."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from mspcaps.bench.infer import Forward, images
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import Effort, TakeSteps, Timing, measure_peak, repeat, significant, time_interleaved
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.data import ImageSet
-from mspcaps.errors import MspcapsError, first_line
+from mspcaps.errors import MspcapsError, first_line, silent
 from mspcaps.models import check_name, list_models, summarize
 from mspcaps.training.device import choose_engine
 

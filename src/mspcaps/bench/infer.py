@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent, yardstick
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, yardstick
 from mspcaps.bench.timing import Effort, quantile, repeat, significant, time_interleaved, timed
 from mspcaps.bench.variants import CIFAR10, Task
-from mspcaps.errors import MspcapsError, first_line
+from mspcaps.errors import MspcapsError, first_line, silent
 from mspcaps.export.graphs import to_onnx, trace
 from mspcaps.export.model import describe
 from mspcaps.export.runner import INPUT, open_session

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import significant
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.training.device import free_bytes, keep_freed_memory
 from mspcaps.training.memory import check_memory, training_need
 

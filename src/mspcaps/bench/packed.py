@@ -16,7 +16,7 @@ import torch
 from mspcaps.bench.result import Log
 from mspcaps.bench.timing import Effort, TakeSteps, significant, time_interleaved
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.training.job import own_stream, share_of_device
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.sweep import run_sweep
@@ -91,7 +91,7 @@ def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path)
                 start.wait()
             ends[trainer.recipe.seed].append(time.perf_counter())
 
-    outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=lambda line: None, listener=note)
+    outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=silent, listener=note)
     if failed := [outcome for outcome in outcomes if outcome.state != "done"]:
         raise MspcapsError(f"a timed run did not finish: {failed[0].detail}")
     return rate_while_all_train(list(ends.values()))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mspcaps.bench.packed import pack
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent, yardstick
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, yardstick
 from mspcaps.bench.timing import (
     Effort,
     TakeSteps,
@@ -20,7 +20,7 @@ from mspcaps.bench.timing import (
     time_interleaved,
 )
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EagerReference, EngineRun, Task
-from mspcaps.errors import MspcapsError, first_line
+from mspcaps.errors import MspcapsError, first_line, silent
 from mspcaps.models import summarize
 from mspcaps.training.device import Engine, choose_engine, working_precision
 from mspcaps.training.distributed import group_of_one, synchronize_batchnorm

@@ -23,7 +23,7 @@ from mspcaps.cli.common import (
     show_progress,
     table,
 )
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.files import check_writable
 from mspcaps.progress import say
 
@@ -77,6 +77,7 @@ def evaluate(
     """
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import evaluate_ensemble, load_for
+    from mspcaps.evaluation.load import trained_on
     from mspcaps.report.run import page_path
 
     form = choose_format(json, csv)
@@ -93,12 +94,12 @@ def evaluate(
     with show_progress("images") as progress:
         settings = (batch_size, chosen_device, progress.update)
         if len(models) > 1:
-            quiet = lambda sentence: None  # noqa: E731 - broken pictures are noted above
-            result, members = evaluate_ensemble(models, data, split, *settings, skip_broken, quiet, flip)
+            # broken pictures are noted above
+            result, members = evaluate_ensemble(models, data, split, *settings, skip_broken, silent, flip)
         else:
             result, members = run(models[0], subset, *settings, flip=flip), []
     target = page_path(out, weights, subset.name, split, images, flip) if page else None
-    source = data or vars(models[0])["metadata"]["recipe"]["data"]
+    source = data or str(trained_on(models[0]))
     show_result(form, weights, models[0], members, result, subset, source, split, skip_broken, target)
 
 
