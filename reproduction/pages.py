@@ -49,11 +49,11 @@ Compared = Mapping[claims.Claim, Sequence[claims.Comparison]]
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
 
-def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
+def pages(results: Path) -> dict[Path, str]:
     """Everything generated from `results`: pages and plots of docs/, and the pages that have generated blocks."""
     report = read_report(results)
     values = values_of(report, results)
-    docs, names = root / "docs", ("results", "baselines", "ablations", "speed")
+    docs, names = ROOT / "docs", ("results", "baselines", "ablations", "speed")
     files = {docs / f"{name}.md": render(f"{name}.md.j2", values) for name in names}
     files |= {docs / "baselines" / name: chart for name, chart in values["baseline_charts"].items()}
     for claim in claims.CLAIMS:
@@ -77,10 +77,10 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         "docs/scale.md": {"scale": "scale"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
     }.items():
-        text = (root / name).read_text(encoding="utf-8")
+        text = (ROOT / name).read_text(encoding="utf-8")
         for mark, template in blocks.items():
             text = with_block(text, mark, render(f"{template}.md.j2", values), name)
-        files[root / name] = text
+        files[ROOT / name] = text
     return files
 
 
