@@ -1,12 +1,11 @@
 """Charts in which every run is a dot: models with their means and the paper's figures, and two measures against each
 other."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import nice_ticks, standalone
+from mspcaps.pages.charts import nice_ticks, position, standalone
 
 HEIGHT, MARGIN = 400, 70  # of a scatter chart; to the left of its axes and below them
 WIDTH, ROW, LEFT, RIGHT, TOP, AXIS, KEY = 750, 44, 240, 28, 14, 32, 26
@@ -52,7 +51,7 @@ def one_panel(rows: Sequence[Line], top: int) -> list[str]:
     bottom = top + ROW * len(rows)
 
     def x_at(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return position(value, ticks, LEFT, WIDTH - RIGHT)
 
     parts = []
     for tick in ticks:
@@ -113,12 +112,10 @@ class Frame:
     log: bool = False
 
     def x_at(self, value: float) -> float:
-        scale = math.log if self.log else float
-        low, high = scale(self.xs[0]), scale(self.xs[-1])
-        return MARGIN + (self.width - MARGIN - RIGHT) * (scale(value) - low) / (high - low)
+        return position(value, self.xs, MARGIN, self.width - RIGHT, self.log)
 
     def y_at(self, value: float) -> float:
-        return self.bottom - (self.bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
+        return position(value, self.ys, self.bottom, TOP)
 
     def draw(self, axes: tuple[str, str], words: Callable[[float], str] = "{:g}".format) -> list[str]:
         """Grid, ticks and the names of the axes; `words` formats the ticks of the x axis."""

@@ -37,6 +37,13 @@ def log_ticks(low: float, high: float) -> list[float]:
     return steps[first : max(last, first + 1) + 1]
 
 
+def position(value: float, ticks: Sequence[float], begin: float, end: float, log: bool = False) -> float:
+    """In pixels, on an axis whose first tick is at `begin` and whose last one is at `end`."""
+    scale = math.log if log else float
+    low, high = scale(ticks[0]), scale(ticks[-1])
+    return begin + (end - begin) * (scale(value) - low) / (high - low)
+
+
 @dataclass(frozen=True)
 class Axes:
     """A box in pixels: x from 0 to `end`, y from the first tick to the last, on a linear or a logarithmic scale."""
@@ -51,12 +58,10 @@ class Axes:
     kind: str = "tick"  # CSS class of the text
 
     def x_at(self, x: float) -> float:
-        return self.left + (self.right - self.left) * x / self.end
+        return position(x, (0, self.end), self.left, self.right)
 
     def y_at(self, y: float) -> float:
-        scale = math.log if self.log else float
-        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
-        return self.bottom - (self.bottom - self.top) * (scale(y) - low) / (high - low)
+        return position(y, self.ticks, self.bottom, self.top, self.log)
 
     def draw(self, y_words: Callable[[float], str], x_words: Mapping[float, str], x_label: str = "epoch") -> list[str]:
         """A line and its words for every tick upwards; below, words at some places and the name of the x axis."""
