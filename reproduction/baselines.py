@@ -8,11 +8,12 @@ from typing import Any
 from mspcaps.bench.tables import number
 from mspcaps.files import format_bytes
 from mspcaps.models import Summary
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Group, machines, settings
 from mspcaps.training.recipe import list_recipes, read_toml, recipe_folder
 from reproduction import paper
 from reproduction.paper import PaperTable
-from reproduction.study_tables import NONE, drop_empty, markdown_table, with_n
+from reproduction.study_tables import NONE, drop_empty, with_n
 from reproduction.tables import Report, changes, cost_of, data_title, gap_to, recipe_settings
 from reproduction.tradeoff import Mark, tradeoff_chart
 

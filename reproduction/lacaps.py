@@ -6,12 +6,13 @@ from html import escape
 from typing import Any
 
 from mspcaps.bench.tables import number, result_tables
+from mspcaps.pages import markdown_table
 from mspcaps.pages.charts import nice_ticks, standalone
 from mspcaps.report.runs import Group, settings
 from reproduction.baselines import Baselines
 from reproduction.collapse import measured_runs
 from reproduction.dots import MARGIN, STYLE, Frame
-from reproduction.study_tables import NONE, drop_empty, markdown_table, with_n
+from reproduction.study_tables import NONE, drop_empty, with_n
 from reproduction.tables import Report, changes, cost_of, recipe_settings
 
 NETWORKS = {  # recipe -> its name in the table

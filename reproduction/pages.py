@@ -12,6 +12,7 @@ from mspcaps.bench import tables as bench_tables
 from mspcaps.bench.result import KINDS, read_result
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper, robustness
@@ -30,7 +31,6 @@ from reproduction.study_tables import (
     figures,
     int8_table,
     judge,
-    markdown_table,
     methods_table,
     named_table,
     read_ensembles,

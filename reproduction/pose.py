@@ -14,10 +14,11 @@ from mspcaps.data import pose
 from mspcaps.data.catalog import CATALOG
 from mspcaps.evaluation.shift_results import ShiftResult, list_shifts, shift_chart
 from mspcaps.evaluation.shifts import CHANGES
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Group, machines, settings
 from mspcaps.training.recipe import list_recipes, load_recipe
 from reproduction.significance import Difference, holm, paired, signed
-from reproduction.study_tables import NONE, markdown_table, with_n
+from reproduction.study_tables import NONE, with_n
 from reproduction.tables import Report, data_title, recipe_settings
 
 TASKS = ("mnist40", "dsprites_pose")

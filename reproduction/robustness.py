@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mspcaps.evaluation.robustness import Curve, Robustness, format_eps, list_robustness
+from mspcaps.pages import markdown_table
 from mspcaps.pages.charts import Curve as ChartCurve
 from mspcaps.pages.charts import Panel, panels_chart
 from reproduction import paper
-from reproduction.study_tables import NONE, markdown_table
+from reproduction.study_tables import NONE
 
 DATASET, WHOLE = "cifar10", 10_000
 IN_FIGURE = ("mspcaps_l", "mspcaps_t", "capsnet")  # of the paper, in the order of its legend

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from mspcaps.data import load_dataset
+from mspcaps.pages import markdown_table
 from mspcaps.training import list_runs, load_recipe
 from mspcaps.training.sweep import run_sweep
 from reproduction import own_pictures as tables
 from reproduction.pages import render
 from reproduction.studies import own_pictures as study
-from reproduction.study_tables import markdown_table
 
 
 @pytest.fixture

@@ -63,8 +63,9 @@ def image_url(image: np.ndarray) -> str:
     return png_url(image.transpose(1, 2, 0) if len(image) == 3 else image[0])
 
 
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
     """A table in Markdown; the columns whose numbers are in `right` are aligned to the right."""
     to_right = set(right)
     rule = ["--:" if number in to_right else "---" for number in range(len(heads))]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, rule, *rows)]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (heads, rule, *rows)]
+    return "\n".join(f"| {line} |" for line in lines)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from mspcaps.data.catalog import CATALOG
 from mspcaps.files import format_duration, write_atomically
-from mspcaps.pages import grid, render
+from mspcaps.pages import markdown_table, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
 from mspcaps.report.runs import Group, machine, machines, read_groups
 from mspcaps.training.ledger import Run
@@ -137,11 +137,11 @@ def markdown(groups: list[Group]) -> str:
     """The tables alone."""
     parts = ["# Runs", ""]
     for section in sections_of(groups):
-        parts += [f"## {section.title}", "", *grid(HEADS, section.rows, right=FIGURES), ""]
+        parts += [f"## {section.title}", "", markdown_table(HEADS, section.rows, FIGURES), ""]
         parts += [f"Data: {' '.join(section.provenances)}", ""]
     if groups:
         parts += ["## How to read this", "", *(f"- {note}" for note in READING), ""]
-        parts += ["## All runs", "", *grid(RUN_HEADS, run_rows(groups), right=RUN_FIGURES), ""]
+        parts += ["## All runs", "", markdown_table(RUN_HEADS, run_rows(groups), RUN_FIGURES), ""]
     return "\n".join(parts if groups else [*parts, "There are no runs yet.", ""])
 
 
