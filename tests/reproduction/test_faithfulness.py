@@ -231,8 +231,8 @@ def test_candidates_are_shown_beside_the_measurement(tmp_path):
     row = {way: {"auc": [0.25, 0.01], "less_gradient": [-0.125, 0.01]} for way in ("deletion", "insertion")}
     entry = {
         "model": "m", "dataset": "toy", "n": 7, "images": "the first 7", "weights_sha256": "abcdef0123",
-        "device": "a CPU",
-        "settings": [{"cell": 4, "fill": "mean", "candidates": {"one": {"title": "a way", **row}}}],
+        "device": "a CPU", "split": "train",
+        "settings": [{"cell": 4, "fill": "mean", "per_step": 2, "candidates": {"one": {"title": "a way", **row}}}],
     }  # fmt: skip
     write_json(tmp_path / "explanation" / "candidates-m-toy.json", entry)
     block = faithfulness_block(tmp_path)

@@ -67,7 +67,9 @@ def test_cost_per_pixel(results: Path):
     ]  # fmt: skip
     result = {
         "what": "pixels", "model": "lacaps_t", "quick": False, "batch_size": 2, "sizes": sizes, "refused": {},
-        "environment": {"device": "a GPU", "busy": False, "load_before": 0.0, "software": {"torch": "2.13.0"}},
+        "environment": {
+            "device": "a GPU", "date": "2026-01-01", "busy": False, "load_before": 0.0, "software": {"torch": "2.13.0"},
+        },
     }  # fmt: skip
     (results / "bench").mkdir()
     (results / "bench" / "pixels.json").write_text(json.dumps(result))
