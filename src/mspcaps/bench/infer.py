@@ -99,7 +99,8 @@ def bench_infer(
 ) -> dict[str, Any]:  # fmt: skip
     """`batch_size` is the largest batch that throughput is tried with."""
     largest = choose_batch(batch_size, 4096 if device.type == "cuda" else 128)
-    batches = [*[b for b in (8, 32, 128, 512, 1024, 2048) if b < largest][-1 if quick else -2 :], largest]
+    smaller = [size for size in (8, 32, 128, 512, 1024, 2048) if size < largest]
+    batches = [*smaller[-1 if quick else -2 :], largest]
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     names = {"ours": model, "resnet": yardstick(model)}

@@ -27,6 +27,7 @@ from mspcaps.training.distributed import group_of_one, synchronize_batchnorm
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"cpu": ("eager", "compile"), "cuda": ("eager", "compile", "cudagraph")}
 EPOCHS = PAPER.epochs
+Variant = EngineRun | EagerReference
 CONVENTIONS = {
     "data": "synthetic: random uint8 images of CIFAR-10's shape and count, augmented as CIFAR-10 is",
     "ms_per_step": "median over blocks of steps; the blocks of all variants are interleaved",
@@ -73,30 +74,9 @@ def compare(
     model: str, other: str, task: Task, device: torch.device, effort: Effort, quick: bool, log: Log
 ) -> dict[str, Any]:
     """Ours, the reference, the ResNet and a matrix product, interleaved."""
-    data = task.data()
-    on_device = data.to(device)
-    runs: dict[str, EngineRun | EagerReference] = {}
-    images = 0 if quick else EPOCHS * CIFAR10.train  # as for the paper's recipe
-    engine = choose_engine(None, device, images=images, model=task.model(model))
+    runs: dict[str, Variant] = {}
     memory: dict[str, int | None] = {}
-    makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
-        "ours": lambda: EngineRun(task.model(model), on_device, task, engine),
-        "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
-        "resnet": lambda: EngineRun(task.model(other), on_device, task, engine),
-    }
-    engines = [] if quick else [name for name in ENGINES.get(device.type, ()) if name != engine]
-    makers |= {f"ours_{name}": partial(EngineRun, task.model(model), on_device, task, name) for name in engines}
-    if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
-        makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
-    if device.type == "cpu":  # where bf16 has to be asked for
-        makers["ours_bf16"] = lambda: EngineRun(task.model(model), on_device, task, engine, precision="bf16")
-
-    def start(make: Callable[[], EngineRun | EagerReference]) -> EngineRun | EagerReference:
-        variant = make()
-        variant.run(2)  # the allocator needs a first step to warm up
-        return variant
-
-    for name, make in makers.items():
+    for name, make in variant_makers(model, other, task, device, quick).items():
         log(f"preparing {name.replace('_', ', ')}")
         try:
             runs[name], memory[name] = measure_peak(partial(start, make), device)
@@ -126,6 +106,38 @@ def compare(
     compared = [name for name in ("reference", "resnet", "ours_kernels_off") if name in rate]
     ratios = {f"ours_vs_{name.removeprefix('ours_')}": round(rate["ours"] / rate[name], 3) for name in compared}
     return {"matmul": matmul, "variants": variants, "ratios": ratios}
+
+
+def variant_makers(
+    model: str, other: str, task: Task, device: torch.device, quick: bool
+) -> dict[str, Callable[[], Variant]]:
+    """What is compared, by name; each is made only when its turn comes, so that its memory can be measured."""
+    data = task.data()
+    on_device = data.to(device)
+    images = 0 if quick else EPOCHS * CIFAR10.train  # as for the paper's recipe
+    engine = choose_engine(None, device, images=images, model=task.model(model))
+
+    def ours(engine: Engine = engine, **options: Any) -> Callable[[], Variant]:
+        return lambda: EngineRun(task.model(model), on_device, task, engine, **options)
+
+    makers: dict[str, Callable[[], Variant]] = {
+        "ours": ours(),
+        "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
+        "resnet": lambda: EngineRun(task.model(other), on_device, task, engine),
+    }
+    engines = [] if quick else [name for name in ENGINES.get(device.type, ()) if name != engine]
+    makers |= {f"ours_{name}": ours(name) for name in engines}
+    if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
+        makers["ours_kernels_off"] = ours(fused=False)
+    if device.type == "cpu":  # where bf16 has to be asked for
+        makers["ours_bf16"] = ours(precision="bf16")
+    return makers
+
+
+def start(make: Callable[[], Variant]) -> Variant:
+    variant = make()
+    variant.run(2)  # the allocator needs a first step to warm up
+    return variant
 
 
 def matrix_product(n: int, dtype: torch.dtype, device: torch.device) -> TakeSteps:
@@ -161,9 +173,7 @@ def compare_group(model: str, task: Task, device: torch.device, effort: Effort, 
     }
 
 
-def describe(
-    model: str, variant: EngineRun | EagerReference, task: Task, timing: Timing, ceiling: float
-) -> dict[str, Any]:
+def describe(model: str, variant: Variant, task: Task, timing: Timing, ceiling: float) -> dict[str, Any]:
     """The figures of one variant."""
     cost = summarize(model, task.num_classes, CIFAR10.channels, task.img_size)
     rate = 1000 * task.batch_size / timing.median
