@@ -47,8 +47,9 @@ def environment() -> jinja2.Environment:
 
 def signed(value: float | None) -> str:
     """+0.25, −0.10, +0.0031: small values keep enough digits not to become zero"""
-    digits = next((digits for digits in (2, 3, 4) if abs(value or 1.0) >= 10.0 ** (1 - digits)), 4)
-    return f"{round(value or 0.0, digits) + 0.0:+.{digits}f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
+    value = value or 0.0
+    digits = 2 if not value or abs(value) >= 0.1 else 3 if abs(value) >= 0.01 else 4
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
 
 
 def png_url(pixels: np.ndarray) -> str:

@@ -96,18 +96,19 @@ def shortened(name: str, most: int) -> str:
 def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> Markup:
     """A bar for every bin of confidence, from 0 to 100 percent; none for NaN. A perfectly calibrated model would follow
     the diagonal."""
-    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(value for value in values if value == value))
+    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(values))
     axes = Axes(100, ticks)
     parts = axes.draw(lambda tick: f"{tick:g}%", number_words(range(0, 101, 20)), "confidence, %")
     for number, value in enumerate(values):
-        if value == value:
-            low, high = (100 * edge / len(values) for edge in (number, number + 1))
-            left, right, y = axes.x_at(low), axes.x_at(high), axes.y_at(value)
-            title = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
-            parts.append(
-                f'<rect class="hit" x="{left + 1:.1f}" y="{y:.1f}" width="{right - left - 2:.1f}" '
-                f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{title}</title></rect>'
-            )
+        if math.isnan(value):
+            continue
+        low, high = 100 * number / len(values), 100 * (number + 1) / len(values)
+        left, right, y = axes.x_at(low), axes.x_at(high), axes.y_at(value)
+        title = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
+        parts.append(
+            f'<rect class="hit" x="{left + 1:.1f}" y="{y:.1f}" width="{right - left - 2:.1f}" '
+            f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{title}</title></rect>'
+        )
     if diagonal:
         ends = f'x1="{axes.x_at(0)}" x2="{axes.x_at(100)}" y1="{axes.y_at(0)}" y2="{axes.y_at(100)}"'
         parts.append(f'<line class="ideal" {ends}/>')
@@ -202,29 +203,45 @@ def standalone(width: int, height: int, label: str, style: str, parts: Iterable[
 def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
     """A standalone SVG of percentages, at most four panels in a row. Axes of numbers have one scale; curves of one name
     share their look and their entry in the legend."""
-    flat = [curve for panel in panels for curve in panel.curves]
-    names = list(dict.fromkeys(curve.name for curve in flat))
-    looks = {}
-    for curve in flat:
-        own = names.index(curve.name)
-        color, dash = (own, own + own // COLORS) if curve.color is None else (curve.color, int(curve.dashed))
-        looks[curve.name] = f"line c{color % COLORS} d{dash % DASHES}"
+    looks = choose_looks([curve for panel in panels for curve in panel.curves])
     numbers = [x for panel in panels if not panel.steps for curve in panel.curves for x, _ in curve.points]
     ticks = nice_ticks(0.0, max(numbers, default=1.0) or 1.0)
     columns = min(4, len(panels))
     width, height = (420, 310) if columns < 3 else (250, 210)
     parts = [f'<text class="faint" x="8" y="14">{escape(upwards)}</text>']
     for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
         x_words = {float(place): words for place, words in enumerate(panel.steps)} or number_words(ticks)
-        move = f"translate({number % columns * width} {number // columns * height})"
-        parts += [f'<g transform="{move}">', *draw_panel(panel, x_words, looks, width, height), "</g>"]
-    below, room = -(-len(panels) // columns) * height, max([NAME, *(60 + LETTER * len(name) for name in names)])
-    across, most = max(1, columns * width // room), (columns * width - 90) // LETTER
-    for number, name in enumerate(names):
-        x, y = 40 + number % across * room, below + 18 + number // across * KEY
-        parts.append(f'<line class="{looks[name]}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
-        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(shortened(name, most))}</text>')
-    return standalone(columns * width, below + 10 + -(-len(names) // across) * KEY, label, STYLE, parts)
+        parts.append(f'<g transform="translate({column * width} {row * height})">')
+        parts += [*draw_panel(panel, x_words, looks, width, height), "</g>"]
+    legend, bottom = draw_legend(looks, columns * width, math.ceil(len(panels) / columns) * height)
+    return standalone(columns * width, bottom, label, STYLE, [*parts, *legend])
+
+
+def choose_looks(curves: Sequence[Curve]) -> dict[str, str]:
+    """Name -> CSS classes."""
+    names = list(dict.fromkeys(curve.name for curve in curves))
+    looks = {}
+    for curve in curves:
+        color, dash = curve.color, int(curve.dashed)
+        if color is None:
+            color = names.index(curve.name)
+            dash = color + color // COLORS
+        looks[curve.name] = f"line c{color % COLORS} d{dash % DASHES}"
+    return looks
+
+
+def draw_legend(looks: Mapping[str, str], width: int, top: int) -> tuple[list[str], int]:
+    """A line and its name for every look, in as many columns as fit -> the parts, and where they end."""
+    room = max([NAME, *(60 + LETTER * len(name) for name in looks)])
+    columns, longest = max(1, width // room), (width - 90) // LETTER
+    parts = []
+    for number, (name, look) in enumerate(looks.items()):
+        row, column = divmod(number, columns)
+        x, y = 40 + column * room, top + 18 + row * KEY
+        parts.append(f'<line class="{look}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
+        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(shortened(name, longest))}</text>')
+    return parts, top + 10 + math.ceil(len(looks) / columns) * KEY
 
 
 def draw_panel(

@@ -116,7 +116,7 @@ def class_rows(result: Evaluation) -> list[tuple[str, ...]]:
     columns = [values.tolist() for values in result.class_metrics]
     order, f1 = list(range(len(result.classes))), columns[2]
     if len(order) > MAX_MATRIX:
-        order.sort(key=lambda k: f1[k] if f1[k] == f1[k] else math.inf)
+        order.sort(key=lambda k: math.inf if math.isnan(f1[k]) else f1[k])
     return [
         (result.classes[k], f"{images[k]:,}", *(number(column[k], 1) for column in columns), number(auc[k], 3))
         for k in order

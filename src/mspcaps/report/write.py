@@ -92,18 +92,23 @@ def sections_of(groups: list[Group]) -> list[Section]:
 
 
 def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, ...]]:
-    """In the order of RUN_HEADS, repeats after the runs; commit and sha256 are abbreviated."""
-    return [
-        (
-            run.dataset, run.model, run.name,
-            f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
-            f"{' (repeat)' if place >= len(group.runs) else ''}",
-            *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
-            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", machine(run), short_commit(run.commit),
-            run.weights_sha256[:8] or "–",
-        )
-        for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
-    ]  # fmt: skip
+    """In the order of RUN_HEADS, repeats after the runs."""
+    rows = []
+    for group in groups:
+        rows += [cells_of(run) for run in group.runs]
+        if repeats:
+            rows += [cells_of(run, " (repeat)") for run in group.repeats]
+    return rows
+
+
+def cells_of(run: Run, remark: str = "") -> tuple[str, ...]:
+    """In the order of RUN_HEADS; commit and sha256 are abbreviated, the remark stands behind the seed."""
+    fold, accuracy = run.recipe["fold"], run.accuracy
+    return (
+        run.dataset, run.model, run.name, f"{run.seed}{f', fold {fold}' if fold else ''}{remark}",
+        f"{accuracy.last:.2f}", f"{accuracy.best:.2f}", f"{accuracy.best_epoch}", accuracy.chosen_on,
+        f"{run.seconds.train:,.0f}", machine(run), short_commit(run.commit), run.weights_sha256[:8] or "–",
+    )  # fmt: skip
 
 
 def group_row(group: Group) -> dict[str, Any]:
