@@ -101,21 +101,14 @@ def links(mark: Mark, frame: Frame, box: Box) -> list[str]:
 
 
 def place_labels(marks: Sequence[Mark], frame: Frame) -> dict[str, Box]:
-    """A box for every label beside its mark. Each moves to the best place the others leave free, until none moves."""
-    obstacles = [around(frame.x_at(m.x), frame.y_at(v)) for m in marks for v in (m.ours, m.paper) if v is not None]
-    for mark in marks:  # a label does not cross the line between two marks either
-        if mark.ours is not None and mark.paper is not None:
-            x, (top, bottom) = frame.x_at(mark.x), sorted(map(frame.y_at, (mark.ours, mark.paper)))
-            obstacles.append((x - 1, top, x + 1, bottom))
-    choices = {mark.name: candidates(mark, frame) for mark in marks}
-    boxes = {name: places[0] for name, places in choices.items()}
-    for _ in range(20):
-        before = dict(boxes)
-        for name, places in choices.items():
-            others = [box for other, box in boxes.items() if other != name]
-            boxes[name] = min(places, key=lambda box: cost(box, places, others, obstacles))
-        if boxes == before:
-            break
+    """A box for every label: the nearest place beside its mark that is inside the chart and still free."""
+    taken = [covered(mark, frame) for mark in marks]
+    boxes: dict[str, Box] = {}
+    for mark in marks:
+        places = candidates(mark, frame)
+        free = (box for box in places if is_inside(box) and not any(overlap(box, other) for other in taken))
+        boxes[mark.name] = next(free, places[0])
+        taken.append(boxes[mark.name])
     return boxes
 
 
@@ -131,21 +124,18 @@ def candidates(mark: Mark, frame: Frame) -> list[Box]:
     return places
 
 
-def cost(box: Box, places: Sequence[Box], others: Sequence[Box], obstacles: Sequence[Box]) -> float:
-    """Other labels and the edges weigh most, then marks, then the distance."""
-    outside = max(0.0, MARGIN - box[0]) + max(0.0, box[2] - (WIDTH - RIGHT)) + max(0.0, 2 - box[1])
-    outside += max(0.0, box[3] - (HEIGHT - BOTTOM))
-    labels, marks = (sum(shared_area(box, other) for other in boxes) for boxes in (others, obstacles))
-    return 100 * outside + 20 * labels + 10 * marks + places.index(box)
+def is_inside(box: Box) -> bool:
+    return box[0] >= MARGIN and box[1] >= 2 and box[2] <= WIDTH - RIGHT and box[3] <= HEIGHT - BOTTOM
 
 
-def shared_area(a: Box, b: Box) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
+def overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def around(x: float, y: float) -> Box:
-    return x - RADIUS - 1, y - RADIUS - 1, x + RADIUS + 1, y + RADIUS + 1
+def covered(mark: Mark, frame: Frame) -> Box:
+    """By our mark, the paper's and the line between them."""
+    x, heights = frame.x_at(mark.x), [frame.y_at(value) for value in (mark.ours, mark.paper) if value is not None]
+    return x - RADIUS - 1, min(heights) - RADIUS - 1, x + RADIUS + 1, max(heights) + RADIUS + 1
 
 
 def key(marks: Sequence[Mark]) -> list[str]:

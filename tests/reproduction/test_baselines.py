@@ -14,7 +14,7 @@ from reproduction.baselines import Baselines, accuracy_table, charts, cost_table
 from reproduction.dots import Frame
 from reproduction.pages import read_benchmarks, render, values_of
 from reproduction.tables import read_report
-from reproduction.tradeoff import Mark, place_labels, shared_area, tradeoff_chart
+from reproduction.tradeoff import Mark, overlap, place_labels, tradeoff_chart
 
 ROOT = Path(__file__).parents[2]
 CLAIM = "capsule families under one protocol"
@@ -225,7 +225,7 @@ def test_labels_do_not_overlap(results):
     boxes = place_labels(marks, frame)
     assert len(boxes) == 14
     for a, b in combinations(boxes.values(), 2):
-        assert shared_area(a, b) == 0
+        assert not overlap(a, b)
 
 
 def test_marks_lie_where_their_numbers_say():
