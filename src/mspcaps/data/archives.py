@@ -1,5 +1,6 @@
 """Unpacking untrusted archives: only plain files, only below the target folder, never more bytes than expected."""
 
+import contextlib
 import gzip
 import lzma
 import shutil
@@ -16,18 +17,26 @@ from mspcaps.errors import MspcapsError, reason
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
 _BROKEN = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, ValueError,
+    RuntimeError,  # a zip that needs a password
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def explained(refusal: str) -> Iterator[None]:
+    """Turn what a damaged archive raises into one sentence."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise MspcapsError(f"{refusal}: {reason(error)}") from error
 
 
 def read_gzip(path: Path) -> bytes:
     """The content of a .gz file, or of a plain file as it is."""
-    try:
+    with explained(f"cannot read {path}"):
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if compressed else path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except _BROKEN as error:
-        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if len(content) > MAX_BYTES:
         raise MspcapsError(f"{path} unpacks to more than {MAX_BYTES} bytes, more than any known data set")
     return content
@@ -35,21 +44,15 @@ def read_gzip(path: Path) -> bytes:
 
 def unpack_tar(path: Path, folder: Path) -> None:
     """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything unsafe is refused."""
-    try:
-        with tarfile.open(path) as archive:
-            _unpack(_tar_files(archive, path), path, folder)
-    except _BROKEN as error:
-        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
+    with explained(f"cannot unpack {path}"), tarfile.open(path) as archive:
+        _unpack(_tar_files(archive, path), path, folder)
 
 
 def unpack_zip(path: Path, folder: Path) -> None:
     """Unpack the plain files of a zip archive, such as a wheel, by the same rules."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.infolist() if not member.is_dir()]
-            _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder)
-    except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it needs a password
-        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
+    with explained(f"cannot unpack {path}"), zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder)
 
 
 def unpack_deb(path: Path, folder: Path) -> None:
@@ -60,10 +63,8 @@ def unpack_deb(path: Path, folder: Path) -> None:
     command = [tool, "--fsys-tarfile", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            with explained(f"cannot unpack {path}"), tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 _unpack(_tar_files(archive, path), path, folder)
-        except _BROKEN as error:
-            raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
         finally:
             process.kill()
 
