@@ -1,10 +1,11 @@
 """The one exception meant for users, and helpers for its wording."""
 
+import contextlib
 import difflib
 import errno
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class MspcapsError(Exception):
@@ -37,3 +38,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, FileExistsError):
         return os.strerror(errno.ENOTDIR)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+@contextlib.contextmanager
+def as_user_error(refusal: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Turn these errors of the system or of a library into one sentence: the refusal, and why it failed."""
+    try:
+        yield
+    except errors as error:
+        raise MspcapsError(f"{refusal}: {reason(error)}") from error

@@ -1,6 +1,5 @@
 """Unpacking untrusted archives: only plain files, only below the target folder, never more bytes than expected."""
 
-import contextlib
 import gzip
 import lzma
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error
 
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
 _BROKEN = (
@@ -21,18 +20,9 @@ _BROKEN = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def explained(refusal: str) -> Iterator[None]:
-    """Turn what a damaged archive raises into one sentence."""
-    try:
-        yield
-    except _BROKEN as error:
-        raise MspcapsError(f"{refusal}: {reason(error)}") from error
-
-
 def read_gzip(path: Path) -> bytes:
     """The content of a .gz file, or of a plain file as it is."""
-    with explained(f"cannot read {path}"):
+    with as_user_error(f"cannot read {path}", _BROKEN):
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if compressed else path.open("rb") as file:
@@ -44,13 +34,13 @@ def read_gzip(path: Path) -> bytes:
 
 def unpack_tar(path: Path, folder: Path) -> None:
     """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything unsafe is refused."""
-    with explained(f"cannot unpack {path}"), tarfile.open(path) as archive:
+    with as_user_error(f"cannot unpack {path}", _BROKEN), tarfile.open(path) as archive:
         _unpack(_tar_files(archive, path), path, folder)
 
 
 def unpack_zip(path: Path, folder: Path) -> None:
     """Unpack the plain files of a zip archive, such as a wheel, by the same rules."""
-    with explained(f"cannot unpack {path}"), zipfile.ZipFile(path) as archive:
+    with as_user_error(f"cannot unpack {path}", _BROKEN), zipfile.ZipFile(path) as archive:
         members = [member for member in archive.infolist() if not member.is_dir()]
         _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder)
 
@@ -63,7 +53,8 @@ def unpack_deb(path: Path, folder: Path) -> None:
     command = [tool, "--fsys-tarfile", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            with explained(f"cannot unpack {path}"), tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            readable = as_user_error(f"cannot unpack {path}", _BROKEN)
+            with readable, tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 _unpack(_tar_files(archive, path), path, folder)
         finally:
             process.kill()
