@@ -133,8 +133,11 @@ def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) 
     forwards: Forwards = {}
     elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
     forms = [form for form in FORMS if form != elsewhere]
-    failures = dict.fromkeys(forms[2:] if quick else (), "skipped in a quick run")
-    for form in forms[: len(forms) - len(failures)]:
+    failures: dict[str, str] = {}
+    if quick:
+        failures = dict.fromkeys(forms[2:], "skipped in a quick run")
+        forms = forms[:2]
+    for form in forms:
         for who, name in names.items():
             log(f"preparing {name}, {form}")
             model = Task().model(name)
