@@ -46,11 +46,12 @@ def position(value: float, ticks: Sequence[float], begin: float, end: float, log
 
 @dataclass(frozen=True)
 class Axes:
-    """A box in pixels: x from 0 to `end`, y from the first tick to the last, on a linear or a logarithmic scale."""
+    """A box in pixels; each scale runs from the first of its ticks to the last and may be logarithmic."""
 
-    end: float
-    ticks: Sequence[float]
-    log: bool = False
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    log_x: bool = False
+    log_y: bool = False
     left: int = 58
     right: int = WIDTH - 22
     top: int = 18
@@ -58,15 +59,15 @@ class Axes:
     kind: str = "tick"  # CSS class of the text
 
     def x_at(self, x: float) -> float:
-        return position(x, (0, self.end), self.left, self.right)
+        return position(x, self.x_ticks, self.left, self.right, self.log_x)
 
     def y_at(self, y: float) -> float:
-        return position(y, self.ticks, self.bottom, self.top, self.log)
+        return position(y, self.y_ticks, self.bottom, self.top, self.log_y)
 
     def draw(self, y_words: Callable[[float], str], x_words: Mapping[float, str], x_label: str = "epoch") -> list[str]:
         """A line and its words for every tick upwards; below, words at some places and the name of the x axis."""
         left, right, kind, parts = self.left, self.right, self.kind, []
-        for tick in self.ticks:
+        for tick in self.y_ticks:
             y = self.y_at(tick)
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             place = f'x="{left - 7}" y="{y + 4:.1f}" text-anchor="end"'
@@ -97,7 +98,7 @@ def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> M
     """A bar for every bin of confidence, from 0 to 100 percent; none for NaN. A perfectly calibrated model would follow
     the diagonal."""
     ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(values))
-    axes = Axes(100, ticks)
+    axes = Axes((0, 100), ticks)
     parts = axes.draw(lambda tick: f"{tick:g}%", number_words(range(0, 101, 20)), "confidence, %")
     for number, value in enumerate(values):
         if math.isnan(value):
@@ -248,7 +249,8 @@ def draw_panel(
     panel: Panel, x_words: Mapping[float, str], looks: Mapping[str, str], width: int, height: int
 ) -> list[str]:
     """Percentages upwards, from 0 to 100; the x axis ends at the last of its words."""
-    axes = Axes(max(x_words) or 1, range(0, 101, 25), False, 42, width - 14, 42, height - 44, "faint")
+    ends = (0, max(x_words) or 1)
+    axes = Axes(ends, range(0, 101, 25), left=42, right=width - 14, top=42, bottom=height - 44, kind="faint")
     middle = f'x="{(axes.left + axes.right) / 2:.0f}" y="{axes.top - 12}" text-anchor="middle"'
     parts = [f"<text {middle}>{escape(panel.title)}</text>", *axes.draw(str, x_words, panel.axis)]
     for curve in panel.curves:

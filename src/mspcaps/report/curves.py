@@ -60,7 +60,7 @@ def chart(
     """A thin line per seed, a thick one for their mean, and a dashed one at `level`, on whose `side` a block has
     collapsed."""
     epochs = max(map(len, seeds))
-    axes = Axes(epochs, ticks, log)
+    axes = Axes((0, epochs), ticks, log_y=log)
     x_words = number_words(tick for tick in nice_ticks(0, epochs) if tick.is_integer() and tick <= epochs)
     parts = axes.draw(tick_words, x_words)
     if level is not None:
@@ -83,7 +83,7 @@ def chart(
 
 def visible_points(values: Line, axes: Axes) -> list[tuple[float, float]]:
     """In pixels, from the first epoch inside the chart; later dips below it run along its lower edge."""
-    lowest = axes.ticks[0]
+    lowest = axes.y_ticks[0]
     measured = [(epoch, value) for epoch, value in enumerate(values, start=1) if value is not None]
     begin = next((i for i, (_, value) in enumerate(measured) if value >= lowest), 0)
     return [(axes.x_at(epoch), axes.y_at(max(value, lowest))) for epoch, value in measured[begin:]]
