@@ -191,8 +191,11 @@ def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int
 def as_curves(epochs: Sequence[Sequence[BlockHealth]]) -> dict[str, dict[str, Any]]:
     """What a ledger keeps: the values of every block in all epochs, to 4 digits; None in epochs without them."""
     rows = [{block.name: block for block in epoch} for epoch in epochs]
+    latest: dict[str, BlockHealth] = {}
+    for row in rows:
+        latest |= row
     curves: dict[str, dict[str, Any]] = {}
-    for name, last in {name: block for row in rows for name, block in row.items()}.items():
+    for name, last in latest.items():
         blocks = [row.get(name) for row in rows]
         curves[name] = {"capsules": last.capsules}
         for measure in ("entropy", "top", "starved"):
