@@ -1,7 +1,7 @@
 """The pages and blocks generated from results/: templates filled with figures and tables."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -325,11 +325,13 @@ def repeats_table(report: Report) -> str:
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     """All measurements by kind, GPUs before CPUs, small models first."""
+
+    def order(result: dict[str, Any]) -> tuple[int, bool, bool, str]:
+        on_cpu = "CPU" in result["environment"]["device"]
+        return KINDS.index(result["what"]), on_cpu, result["model"] != "mspcaps_t", result["model"]
+
     benchmarks = [read_result(path) for path in sorted((results / "bench").glob("*.json"))]
-    key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
-        KINDS.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
-    )  # fmt: skip
-    return sorted((result for result in benchmarks if not result["quick"]), key=key)
+    return sorted((result for result in benchmarks if not result["quick"]), key=order)
 
 
 def fastest(benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -139,9 +139,13 @@ class Shifted:
     @property
     def networks(self) -> dict[tuple[str, str], list[ShiftResult]]:
         """By model and recipe, in the order of NETWORKS."""
-        order, networks = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
-        key = lambda r: (order.index(r.model) if r.model in order else len(order), r.model, r.recipe)  # noqa: E731
-        for result in sorted(self.results, key=key):
+        known, networks = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
+
+        def order(result: ShiftResult) -> tuple[int, str, str]:
+            place = known.index(result.model) if result.model in known else len(known)
+            return place, result.model, result.recipe
+
+        for result in sorted(self.results, key=order):
             networks.setdefault((result.model, result.recipe), []).append(result)
         return networks
 
