@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.infer import Forward, images
+from mspcaps.bench.infer import Forward, random_images
 from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import Effort, TakeSteps, Timing, measure_peak, repeat, significant, time_interleaved
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
@@ -86,7 +86,7 @@ class Pair:
 
     def infer(self, name: str) -> Forward:
         forward = Forward(self.task.model(name), self.form, self.device)
-        forward.prepare(images(self.inference_batch))
+        forward.prepare(random_images(self.inference_batch))
         return forward
 
     def measure(self, name: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def bench_infer(
     for batch in batches:
         log(f"throughput at batch {batch}")
         for forward in forwards.values():
-            forward.prepare(images(batch))
+            forward.prepare(random_images(batch))
         variants = {key: repeat(forward) for key, forward in forwards.items()}
         for key, timing in time_interleaved(variants, device, Effort.for_device(device, quick).shortened()).items():
             # the longest time is the lowest rate
@@ -146,7 +146,7 @@ def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) 
                     forward: Forward | OnnxForward = OnnxForward(to_onnx(trace(model), describe(model)))
                 else:
                     forward = Forward(model, form, device)
-                forward.prepare(images(1))
+                forward.prepare(random_images(1))
             except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
                 failures[form] = str(error)
                 break
@@ -159,7 +159,7 @@ def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) 
     return forwards, failures
 
 
-def images(count: int) -> Tensor:
+def random_images(count: int) -> Tensor:
     shape = (count, CIFAR10.channels, *CIFAR10.native_size)
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.packed import pack
+from mspcaps.bench.packed import measure_packed
 from mspcaps.bench.result import CPU, Log, choose_batch, new_result, yardstick
 from mspcaps.bench.timing import (
     Effort,
@@ -62,9 +62,9 @@ def bench_train(
     task = Task(size, images=2 * size if quick else max(CIFAR10.train, size))
     result |= compare(model, yardstick(model), task, device, effort, quick, log)
     if scaling:
-        result["scaling"] = grow(model, device, effort, points(task, quick), log)
+        result["scaling"] = measure_scaling(model, device, effort, scaling_tasks(task, quick), log)
     if packed:
-        result["packed"] = pack(model, task, device, effort, packed, quick, log)
+        result["packed"] = measure_packed(model, task, device, effort, packed, quick, log)
     if group:
         result["group"] = compare_group(model, task, device, effort, log)
     return result
@@ -191,7 +191,7 @@ def describe(model: str, variant: Variant, task: Task, timing: Timing, ceiling: 
     }
 
 
-def points(task: Task, quick: bool) -> dict[str, list[Task]]:
+def scaling_tasks(task: Task, quick: bool) -> dict[str, list[Task]]:
     """Axis -> the tasks along it, smallest first."""
     small = replace(task, images=2 * task.batch_size if quick else 16 * task.batch_size)
     if quick:
@@ -205,7 +205,7 @@ def points(task: Task, quick: bool) -> dict[str, list[Task]]:
     }
 
 
-def grow(
+def measure_scaling(
     model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], log: Log
 ) -> dict[str, list[dict[str, Any]]]:
     """The cost of our engine along each axis, all points interleaved."""

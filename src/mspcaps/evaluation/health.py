@@ -177,9 +177,7 @@ def in_chunks(images: Tensor, labels: Tensor, batch: int) -> list[tuple[Tensor, 
 @torch.no_grad()
 def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int = CHUNK) -> tuple[BlockHealth, ...]:
     """images [n, c, h, w], uint8 or floats in [0, 1], labels [n], on any device -> the health of each block."""
-    first = next(model.parameters(), None)
-    if first is None:
-        return ()
+    first = next(model.parameters())
     index = chosen(len(images), first.device).to(images.device)
     meter = HealthMeter(model)
     with in_eval_mode(model):
