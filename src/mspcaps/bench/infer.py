@@ -1,6 +1,7 @@
 """`mspcaps bench infer`: latency of one image and best throughput, ours and a ResNet's, in every form that works."""
 
 import importlib.metadata
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def latencies(forwards: Forwards, device: torch.device, calls: int) -> dict[tupl
     """Milliseconds for one image: every variant in turn, a few calls at a time so that its caches are warm."""
     samples: dict[tuple[str, str], list[float]] = {key: [] for key in forwards}
     burst = 10
-    for _ in range(-(-calls // burst)):
+    for _ in range(math.ceil(calls / burst)):
         for key, forward in forwards.items():
             forward()  # refills the caches, which hold the weights of the previous variant
             samples[key] += [1000 * timed(forward, device)[0] for _ in range(burst)]

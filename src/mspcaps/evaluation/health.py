@@ -170,7 +170,8 @@ def chosen(n: int, device: torch.device) -> Tensor:
 
 def in_chunks(images: Tensor, labels: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]:
     """Chunks of about equal size, no single image among them: it would have no other to swap with."""
-    count = min(-(-len(images) // max(2, min(batch, CHUNK))), max(1, len(images) // 2))
+    count = math.ceil(len(images) / max(2, min(batch, CHUNK)))
+    count = min(count, max(1, len(images) // 2))
     return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
 
 

@@ -155,8 +155,6 @@ class Robustness:
 
     def merged(self, other: "Robustness") -> "Robustness":
         """Add the points of another run on the same weights and images; they replace points that both have."""
-        if not self.same_subject(other):
-            raise MspcapsError("only runs on the same weights, images and seed can be merged")
         curves = {curve.key: curve for curve in self.curves}
         for curve in other.curves:
             before = curves[curve.key].points if curve.key in curves else ()

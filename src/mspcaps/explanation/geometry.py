@@ -1,5 +1,6 @@
 """Where a capsule looks: its cell on the grid of its scale, and the pixels of that cell."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -42,10 +43,13 @@ class Scale(NamedTuple):
 
     def inside(self, rect: Rect) -> list[int]:
         """The patches that begin in this rectangle; the last patch if the rectangle lies beyond them all."""
-        rows, columns = (
-            range(min(-(-first // self.cell), count - 1), min(-(-end // self.cell), count))
-            for first, end, count in zip(rect[:2], rect[2:], self.grid, strict=True)
-        )
+
+        def numbers(first: int, end: int, count: int) -> range:
+            """Of the rows or columns that begin between two pixels."""
+            return range(min(math.ceil(first / self.cell), count - 1), min(math.ceil(end / self.cell), count))
+
+        rows = numbers(rect.top, rect.bottom, self.grid[0])
+        columns = numbers(rect.left, rect.right, self.grid[1])
         return [row * self.grid[1] + column for row in rows for column in columns]
 
     def owners(self) -> Tensor:
@@ -89,8 +93,9 @@ def smooth(heat: Tensor, cell: int) -> Tensor:
 
 def default_scales(img_size: tuple[int, int]) -> list[Scale]:
     """For a model without patches of its own: at most 8, 4 and 2 along the longer side."""
-    cells = dict.fromkeys(-(-max(img_size) // count) for count in (8, 4, 2))
-    return [Scale(cell, (-(-img_size[0] // cell), -(-img_size[1] // cell)), img_size) for cell in cells]
+    height, width = img_size
+    cells = dict.fromkeys(math.ceil(max(img_size) / count) for count in (8, 4, 2))
+    return [Scale(cell, (math.ceil(height / cell), math.ceil(width / cell)), img_size) for cell in cells]
 
 
 def members(fine: Grid, coarse: Grid) -> Tensor:
