@@ -190,9 +190,13 @@ def add_noise(images: Tensor, noise: Tensor, deviation: float) -> Tensor:
 
 
 def blur(images: Tensor, _: Tensor, width: float) -> Tensor:
-    """A Gaussian of this standard deviation, cut off at three of them; the border is replicated."""
+    """By a Gaussian with this standard deviation, cut off at three of them; the border is replicated."""
+    return gaussian_blur(images, width * min(images.shape[2:]))
+
+
+def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
+    """[b, c, h, w] -> the same, by a Gaussian with this standard deviation in pixels."""
     b, c, h, w = images.shape
-    sigma = width * min(h, w)
     reach = math.ceil(3 * sigma)
     steps = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     kernel = (-0.5 * (steps / sigma) ** 2).exp()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.cross_agreement import group_fine
+from mspcaps.evaluation.shifts import gaussian_blur
 
 
 class Rect(NamedTuple):
@@ -84,11 +85,7 @@ def smooth(heat: Tensor, cell: int) -> Tensor:
 
     A Gaussian whose standard deviation is a third of the finest cell; the border is replicated.
     """
-    reach = torch.arange(-cell, cell + 1, dtype=heat.dtype, device=heat.device)
-    weights = torch.exp(-4.5 * (reach / cell) ** 2)
-    weights = (weights / weights.sum()).view(1, 1, 1, -1)
-    padded = F.pad(heat.unsqueeze(1), (cell, cell, cell, cell), mode="replicate")
-    return F.conv2d(F.conv2d(padded, weights), weights.transpose(2, 3))[:, 0]
+    return gaussian_blur(heat.unsqueeze(1), cell / 3)[:, 0]
 
 
 def default_scales(img_size: tuple[int, int]) -> list[Scale]:
