@@ -79,9 +79,11 @@ class Axes:
         return [*parts, f'<text class="{kind}" {place} text-anchor="end">{escape(x_label)}</text>']
 
 
-def inline(label: str, parts: Iterable[str]) -> Markup:
-    """A chart for a page."""
-    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+def inline(
+    label: str, parts: Iterable[str], kind: str = "chart", width: float = WIDTH, height: float = HEIGHT
+) -> Markup:
+    """A drawing for a page; `kind` is its CSS class."""
+    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     return Markup("".join([head, *parts, "</svg>"]))
 
 
@@ -124,10 +126,7 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
     left, top = 24 + 8 * longest, 30 + 6 * longest
     side = cell * len(classes)
     width, height = left + side + 4 + 5 * len(names[-1]), top + side + 4
-    parts = [
-        f'<svg class="confusion" viewBox="0 0 {width} {height}" role="img" '
-        'aria-label="Confusion matrix: rows are the true classes, columns the answers">'
-    ]
+    parts = []
     for k, name in enumerate(names):
         middle = cell * k + cell / 2
         parts.append(
@@ -154,7 +153,8 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
                     f'text-anchor="middle">{count}</text>'
                 )
             parts.append("</g>")
-    return Markup("".join([*parts, "</svg>"]))
+    label = "Confusion matrix: rows are the true classes, columns the answers"
+    return inline(label, parts, "confusion", width, height)
 
 
 KEY, NAME, LETTER = 24, 330, 8  # height of a row of the legend, least width of a name in it, width of a letter
