@@ -113,7 +113,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
             judged.setdefault(verdict, []).append(claim.title)
     pooled, benchmarks = claims.pool(pairs), read_benchmarks(results)
     baselines = Baselines(report, benchmarks)
-    full = [row for table in report.main for row in table.rows if row.gap is not None]
+    full = [row for row in report.main_rows if row.gap is not None]
     above = [row for row in report.trained if row.gap is not None and row.gap > NEAR]
     rows = sorted((row for row in report.paper_rows if row.gap is not None), key=lambda row: not row.missed)
     first = next((g for g in report.tested if (g.first.name, g.first.dataset) == (FIRST, "cifar10")), None)
@@ -166,7 +166,7 @@ def listed(words: Sequence[str], form: str = "%s") -> str:
 
 def row_of_t(report: Report) -> Row | None:
     """MSPCaps-T on CIFAR-10, if it has runs."""
-    rows = (row for table in report.main for row in table.rows)
+    rows = report.main_rows
     return next((r for r in rows if (r.model, r.dataset) == ("mspcaps_t", "cifar10") and r.group), None)
 
 
@@ -283,7 +283,7 @@ def trial_table(trials: Sequence[Trial]) -> str:
 def readme_grid(report: Report) -> str:
     heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
     rows = []
-    for row in (row for table in report.main for row in table.rows):
+    for row in report.main_rows:
         figure, last, best, _, parameters, time, _ = cells(row)
         rows.append((f"`{row.model}`", row.setting[0], last, best, figure, parameters, time))
     return markdown_table(heads, rows, (2, 3, 4, 5))
