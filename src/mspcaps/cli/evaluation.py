@@ -1,6 +1,5 @@
 """`mspcaps eval` and `mspcaps attack`: measure trained weights on images as they are, changed or attacked."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -87,9 +86,8 @@ def evaluate(
         dataset = load_for(models[0], data, split, progress.update, skip_broken=skip_broken, tell=note)
     subset = random_subset(dataset, images)
     if shifts:
-        part, suffix = subset is not dataset, "" if split == "test" else f" {split}"  # entries are named after the data
-        named = dataclasses.replace(subset, name=subset.name + suffix)
-        show_shifts(weights[0], models[0], named, part, batch_size, chosen_device, results)
+        part = subset is not dataset
+        show_shifts(weights[0], models[0], subset, split, part, batch_size, chosen_device, results)
         return
     with show_progress("images") as progress:
         settings = (batch_size, chosen_device, progress.update)
@@ -214,10 +212,10 @@ def random_subset(data: "ImageSet", count: int | None) -> "ImageSet":
 
 
 def show_shifts(
-    weights: str, model: "nn.Module", data: "ImageSet", part: bool, batch_size: int, device: "torch.device",
-    results: Path,
+    weights: str, model: "nn.Module", data: "ImageSet", split: str, part: bool, batch_size: int,
+    device: "torch.device", results: Path,
 ) -> None:  # fmt: skip
-    """Measure on changed images, print the table and write the figures."""
+    """Measure on changed images, print the table and write the figures; `part` says that these are not all images."""
     from mspcaps.bench.result import environment
     from mspcaps.evaluation import ShiftResult, evaluate_shifts, write_shifts
     from mspcaps.files import sha256_of
@@ -226,10 +224,11 @@ def show_shifts(
     machine = environment(device)
     with show_progress("images") as progress:
         evaluation = evaluate_shifts(model, data, (), 0, batch_size, device, progress.update)
-    result = ShiftResult.of(model, data.name, evaluation, part, sha256_of(weights_path(weights)), machine)
+    name = data.name if split == "test" else f"{data.name} {split}"  # entries are named after the data
+    result = ShiftResult.of(model, name, evaluation, part, sha256_of(weights_path(weights)), machine)
     heads, rows = result.table()
     table(heads, rows, right=range(2, len(heads)))
-    say(f"accuracy in percent on {evaluation.n:,} images of {data.name}")
+    say(f"accuracy in percent on {evaluation.n:,} images of {name}")
     path, chart = write_shifts(results, result)
     say(f"Figures: {path}\nChart:   {chart}")
 
