@@ -6,8 +6,7 @@ torch is imported only for a model in PyTorch: `export.OnnxModel` predicts witho
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,28 +81,31 @@ def stream_predictions(
     module = as_model(model)
     config, classes = config_of(module), class_names(module)
 
-    @cache
-    def largest_batch() -> int:
-        return limit_batch(unwrapped(module), batch_size)
-
     def predict_fn(images: np.ndarray) -> np.ndarray:
-        size = largest_batch() if len(images) > 1 else 1  # the estimate takes a second
-        return all_scores(module, torch.from_numpy(images), size).numpy()
+        return all_scores(module, torch.from_numpy(images), len(images)).numpy()
 
-    yield from classify_pictures(predict_fn, pictures, config["img_size"], config["in_chans"], classes, top, batch_size)
+    yield from classify_pictures(
+        predict_fn, pictures, config["img_size"], config["in_chans"], classes, top, batch_size,
+        lambda: limit_batch(unwrapped(module), batch_size),
+    )  # fmt: skip
 
 
 def classify_pictures(
     predict_fn: Callable[[np.ndarray], np.ndarray], pictures: Pictures, size: tuple[int, int], channels: int,
-    classes: Sequence[str], top: int, batch_size: int,
+    classes: Sequence[str], top: int, batch_size: int, limit: Callable[[], int] | None = None,
 ) -> Iterator[Prediction]:  # fmt: skip
-    """`predict_fn` maps images [n, c, h, w], uint8 or float32 in [0, 1], to class scores [n, K]."""
+    """`predict_fn` maps images [n, c, h, w], uint8 or float32 in [0, 1], to class scores [n, K]; `limit` gives the
+    largest batch that fits into memory, and is not asked about a single picture, since the answer takes a second."""
     if top < 1:
         raise MspcapsError(f"top is {top}, but must be at least 1")
     if batch_size < 1:
         raise MspcapsError(f"batch_size is {batch_size}, but must be at least 1")
     single = isinstance(pictures, str | os.PathLike) or is_image(pictures) or not isinstance(pictures, Iterable)
     sources = find_sources([pictures] if single else pictures, channels)
+    first = list(islice(sources, 2))
+    if limit and len(first) > 1:
+        batch_size = limit()
+    sources = chain(first, sources)
     while batch := list(islice(sources, batch_size)):
         images: list[np.ndarray] = []
         errors: list[str | None] = []
