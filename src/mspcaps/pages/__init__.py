@@ -24,6 +24,13 @@ class Bar(NamedTuple):
     kind: str = ""  # true, false or other: its colour
 
 
+def score_unit(kind: str, capsules: bool) -> str:
+    """What the bars of scores show: `kind` is lengths or logits, `capsules` whether lengths are those of capsules."""
+    if kind == "logits":
+        return "probability"
+    return "length" if capsules else "score"
+
+
 def render(template: str, **values: Any) -> str:
     """A page from a template in templates/. Values are escaped unless they are Markup; a missing one is an error."""
     return environment().get_template(template).render(values)

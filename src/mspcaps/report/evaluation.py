@@ -16,7 +16,7 @@ from mspcaps.data import ImageSet
 from mspcaps.evaluation import Evaluation
 from mspcaps.files import write_atomically
 from mspcaps.models import unwrapped
-from mspcaps.pages import Bar, image_url, render
+from mspcaps.pages import Bar, image_url, render, score_unit
 from mspcaps.pages.charts import bins_chart, confusion_chart
 from mspcaps.report.curves import accuracy_chart, loss_chart
 from mspcaps.report.mistakes import Maps, explain_mistakes
@@ -80,7 +80,7 @@ def render_page(page: Page) -> str:
         right=[make_example(page, index) for index in choose_right(result)],
         explained=[example for example in wrong if example.maps],
         wrong=[example for example in wrong if not example.maps],
-        unit="probability" if result.kind == "logits" else "length" if page.capsules else "score",
+        unit=score_unit(result.kind, page.capsules),
     )  # fmt: skip
 
 
