@@ -8,11 +8,12 @@ from typing import Any
 from mspcaps.bench.tables import number
 from mspcaps.files import format_bytes
 from mspcaps.models import Summary
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Group, machines, settings
 from mspcaps.training.recipe import list_recipes, read_toml, recipe_folder
 from reproduction import paper
 from reproduction.paper import PaperTable
-from reproduction.study_tables import NONE, drop_empty, markdown_table, with_n
+from reproduction.study_tables import NONE, drop_empty, with_n
 from reproduction.tables import Report, changes, cost_of, data_title, gap_to, recipe_settings
 from reproduction.tradeoff import Mark, tradeoff_chart
 
@@ -71,7 +72,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LargeGap:
     """A cell whose two figures differ by more than two points, with what was tried and the likely cause."""
 
     network: Network
@@ -175,14 +176,14 @@ class Baselines:
         return [n for n in self.networks if n.cifar10.group and n.cifar10.group.first.epochs != EPOCHS]
 
     @cached_property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[LargeGap]:
         """Where our best epoch and the paper's figure are more than two points apart, the largest first."""
         differences = []
         for network in self.networks:
             for cell in network.cells:
                 if cell.gap is not None and abs(cell.gap) > MUCH:
                     words = self.words.get(network.model, {}).get(cell.dataset, {})
-                    differences.append(Difference(network, cell, words.get("tried", ""), words.get("cause", "")))
+                    differences.append(LargeGap(network, cell, words.get("tried", ""), words.get("cause", "")))
         return sorted(differences, key=lambda difference: -abs(difference.cell.gap or 0.0))
 
     @property

@@ -1,12 +1,11 @@
 """Charts in which every run is a dot: models with their means and the paper's figures, and two measures against each
 other."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import nice_ticks, standalone
+from mspcaps.pages.charts import Axes, nice_ticks, position, standalone
 
 HEIGHT, MARGIN = 400, 70  # of a scatter chart; to the left of its axes and below them
 WIDTH, ROW, LEFT, RIGHT, TOP, AXIS, KEY = 750, 44, 240, 28, 14, 32, 26
@@ -52,7 +51,7 @@ def one_panel(rows: Sequence[Line], top: int) -> list[str]:
     bottom = top + ROW * len(rows)
 
     def x_at(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return position(value, ticks, LEFT, WIDTH - RIGHT)
 
     parts = []
     for tick in ticks:
@@ -101,52 +100,28 @@ def key(y: float, paper: bool) -> list[str]:
     return parts
 
 
-@dataclass(frozen=True)
-class Frame:
-    """The axes of a chart; the x axis may be logarithmic."""
-
-    xs: Sequence[float]  # ticks
-    ys: Sequence[float]
-    width: int
-    height: int
-    bottom: int  # of the y axis
-    log: bool = False
-
-    def x_at(self, value: float) -> float:
-        scale = math.log if self.log else float
-        low, high = scale(self.xs[0]), scale(self.xs[-1])
-        return MARGIN + (self.width - MARGIN - RIGHT) * (scale(value) - low) / (high - low)
-
-    def y_at(self, value: float) -> float:
-        return self.bottom - (self.bottom - TOP) * (value - self.ys[0]) / (self.ys[-1] - self.ys[0])
-
-    def draw(self, axes: tuple[str, str], words: Callable[[float], str] = "{:g}".format) -> list[str]:
-        """Grid, ticks and the names of the axes; `words` formats the ticks of the x axis."""
-        bottom, right, middle = self.bottom, self.width - RIGHT, (TOP + self.bottom) / 2
-        parts = []
-        for tick in self.xs:
-            x = self.x_at(tick)
-            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-            parts.append(f'<text class="faint" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{words(tick)}</text>')
-        for tick in self.ys:
-            y = self.y_at(tick)
-            parts.append(f'<line class="grid" x1="{MARGIN}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="faint" x="{MARGIN - 9}" y="{y + 5:.1f}" text-anchor="end">{tick:g}</text>')
-        parts.append(f'<text x="{right}" y="{bottom + 41}" text-anchor="end">{escape(axes[0])}</text>')
-        rotated = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
-        return [*parts, f"<text {rotated}>{escape(axes[1])}</text>"]
+def draw_grid(axes: Axes, names: tuple[str, str], x_words: Callable[[float], str] = "{:g}".format) -> list[str]:
+    """Lines and ticks in both directions, and the names of the axes; `x_words` formats the ticks of the x axis."""
+    places, middle = map(axes.x_at, axes.x_ticks), (axes.top + axes.bottom) / 2
+    ends = f'y1="{axes.top}" y2="{axes.bottom}"'
+    rotated = f'x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})"'
+    return [
+        *(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" {ends}/>' for x in places),
+        *axes.draw("{:g}".format, {tick: x_words(tick) for tick in axes.x_ticks}, names[0]),
+        f'<text class="faint" {rotated}>{escape(names[1])}</text>',
+    ]
 
 
-def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], axes: tuple[str, str], label: str) -> str:
+def scatter_chart(points: Mapping[str, Sequence[tuple[float, float]]], names: tuple[str, str], label: str) -> str:
     """A standalone SVG: the dots of the first name in one colour, all others in another; a dot's title is its name."""
     flat = [point for of_name in points.values() for point in of_name]
     xs, ys = (nice_ticks(min(p[i] for p in flat), max(p[i] for p in flat)) for i in (0, 1))
-    frame = Frame(xs, ys, WIDTH, HEIGHT, HEIGHT - MARGIN)
-    parts = frame.draw(axes)
+    axes = Axes(xs, ys, left=MARGIN, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - MARGIN, kind="faint")
+    parts = draw_grid(axes, names)
     for place, (name, of_name) in enumerate(points.items()):
         for x, y in of_name:
             title, mark = f"{escape(name)}: {x:.3f}, {y:.2f}", "other" if place else "run"
-            at = f'cx="{frame.x_at(x):.1f}" cy="{frame.y_at(y):.1f}"'
+            at = f'cx="{axes.x_at(x):.1f}" cy="{axes.y_at(y):.1f}"'
             parts.append(f'<circle class="{mark}" {at} r="5"><title>{title}</title></circle>')
     key = [("run", next(iter(points)), MARGIN), ("other", "its variants", MARGIN + 120)]
     for mark, words, left in key[: len(points)]:

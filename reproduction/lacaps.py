@@ -6,12 +6,13 @@ from html import escape
 from typing import Any
 
 from mspcaps.bench.tables import number, result_tables
-from mspcaps.pages.charts import nice_ticks, standalone
+from mspcaps.pages import markdown_table
+from mspcaps.pages.charts import Axes, nice_ticks, standalone
 from mspcaps.report.runs import Group, settings
 from reproduction.baselines import Baselines
 from reproduction.collapse import measured_runs
-from reproduction.dots import MARGIN, STYLE, Frame
-from reproduction.study_tables import NONE, drop_empty, markdown_table, with_n
+from reproduction.dots import MARGIN, RIGHT, STYLE, TOP, WIDTH, draw_grid
+from reproduction.study_tables import NONE, drop_empty, with_n
 from reproduction.tables import Report, changes, cost_of, recipe_settings
 
 NETWORKS = {  # recipe -> its name in the table
@@ -113,13 +114,14 @@ def pixel_chart(results: Sequence[Mapping[str, Any]]) -> str:
         return ""
     points = [point for line in lines.values() for point in line]
     sides = sorted({side for side, _ in points})
-    frame = Frame(sides, nice_ticks(0.0, max(value for _, value in points)), 750, 360 + 24 * len(lines), 300, log=True)
-    parts = frame.draw(("side of the images in pixels", "time per pixel, relative"), "{:.0f}".format)
+    ticks, height = nice_ticks(0.0, max(value for _, value in points)), 380 + 24 * len(lines)
+    axes = Axes(sides, ticks, log_x=True, left=MARGIN, right=WIDTH - RIGHT, top=TOP, bottom=300, kind="faint")
+    parts = draw_grid(axes, ("side of the images in pixels", "time per pixel, relative"))
     for i, (name, line) in enumerate(lines.items()):
-        path = " ".join(f"{frame.x_at(side):.1f},{frame.y_at(value):.1f}" for side, value in line)
+        path = " ".join(f"{axes.x_at(side):.1f},{axes.y_at(value):.1f}" for side, value in line)
         title = escape(f"{name}: {'; '.join(f'{side}: {value:.2f}' for side, value in line)}")
         parts.append(f'<polyline class="l{i % 4}" points="{path}"><title>{title}</title></polyline>')
         y = 368 + 24 * i
         parts.append(f'<polyline class="l{i % 4}" points="{MARGIN},{y - 5} {MARGIN + 40},{y - 5}"/>')
         parts.append(f'<text class="faint" x="{MARGIN + 50}" y="{y}">{escape(name)}</text>')
-    return standalone(750, frame.height + 20, "Time per pixel against the size of the images", STYLE + LINES, parts)
+    return standalone(WIDTH, height, "Time per pixel against the size of the images", STYLE + LINES, parts)

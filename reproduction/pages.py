@@ -1,7 +1,7 @@
 """The pages and blocks generated from results/: templates filled with figures and tables."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from mspcaps.bench import tables as bench_tables
 from mspcaps.bench.result import KINDS, read_result
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.health import IMAGES_ELSEWHERE, LEAST_ENTROPY, MOST_TOP
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Group, Spread
 from mspcaps.report.write import RUN_FIGURES, RUN_HEADS, run_rows
 from reproduction import claims, paper, robustness
@@ -30,7 +31,6 @@ from reproduction.study_tables import (
     figures,
     int8_table,
     judge,
-    markdown_table,
     methods_table,
     named_table,
     read_ensembles,
@@ -49,11 +49,11 @@ Compared = Mapping[claims.Claim, Sequence[claims.Comparison]]
 HEADS = ("paper", "ours, last epoch", "ours, best epoch", "best − paper", "parameters", "training", "command")
 
 
-def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
+def pages(results: Path) -> dict[Path, str]:
     """Everything generated from `results`: pages and plots of docs/, and the pages that have generated blocks."""
     report = read_report(results)
     values = values_of(report, results)
-    docs, names = root / "docs", ("results", "baselines", "ablations", "speed")
+    docs, names = ROOT / "docs", ("results", "baselines", "ablations", "speed")
     files = {docs / f"{name}.md": render(f"{name}.md.j2", values) for name in names}
     files |= {docs / "baselines" / name: chart for name, chart in values["baseline_charts"].items()}
     for claim in claims.CLAIMS:
@@ -77,10 +77,10 @@ def pages(results: Path, root: Path = ROOT) -> dict[Path, str]:
         "docs/scale.md": {"scale": "scale"},
         "README.md": {"report:opening": "readme_opening", "report:main": "readme_table"},
     }.items():
-        text = (root / name).read_text(encoding="utf-8")
+        text = (ROOT / name).read_text(encoding="utf-8")
         for mark, template in blocks.items():
             text = with_block(text, mark, render(f"{template}.md.j2", values), name)
-        files[root / name] = text
+        files[ROOT / name] = text
     return files
 
 
@@ -113,7 +113,7 @@ def values_of(report: Report, results: Path) -> dict[str, Any]:
             judged.setdefault(verdict, []).append(claim.title)
     pooled, benchmarks = claims.pool(pairs), read_benchmarks(results)
     baselines = Baselines(report, benchmarks)
-    full = [row for table in report.main for row in table.rows if row.gap is not None]
+    full = [row for row in report.main_rows if row.gap is not None]
     above = [row for row in report.trained if row.gap is not None and row.gap > NEAR]
     rows = sorted((row for row in report.paper_rows if row.gap is not None), key=lambda row: not row.missed)
     first = next((g for g in report.tested if (g.first.name, g.first.dataset) == (FIRST, "cifar10")), None)
@@ -166,7 +166,7 @@ def listed(words: Sequence[str], form: str = "%s") -> str:
 
 def row_of_t(report: Report) -> Row | None:
     """MSPCaps-T on CIFAR-10, if it has runs."""
-    rows = (row for table in report.main for row in table.rows)
+    rows = report.main_rows
     return next((r for r in rows if (r.model, r.dataset) == ("mspcaps_t", "cifar10") and r.group), None)
 
 
@@ -283,7 +283,7 @@ def trial_table(trials: Sequence[Trial]) -> str:
 def readme_grid(report: Report) -> str:
     heads = ("model", "data", "ours, last epoch", "ours, best epoch", "paper, best epoch", "parameters", "training")
     rows = []
-    for row in (row for table in report.main for row in table.rows):
+    for row in report.main_rows:
         figure, last, best, _, parameters, time, _ = cells(row)
         rows.append((f"`{row.model}`", row.setting[0], last, best, figure, parameters, time))
     return markdown_table(heads, rows, (2, 3, 4, 5))
@@ -325,11 +325,13 @@ def repeats_table(report: Report) -> str:
 
 def read_benchmarks(results: Path) -> list[dict[str, Any]]:
     """All measurements by kind, GPUs before CPUs, small models first."""
+
+    def order(result: dict[str, Any]) -> tuple[int, bool, bool, str]:
+        on_cpu = "CPU" in result["environment"]["device"]
+        return KINDS.index(result["what"]), on_cpu, result["model"] != "mspcaps_t", result["model"]
+
     benchmarks = [read_result(path) for path in sorted((results / "bench").glob("*.json"))]
-    key: Callable[[dict[str, Any]], Any] = lambda r: (  # noqa: E731
-        KINDS.index(r["what"]), "CPU" in r["environment"]["device"], r["model"] != "mspcaps_t", r["model"]
-    )  # fmt: skip
-    return sorted((result for result in benchmarks if not result["quick"]), key=key)
+    return sorted((result for result in benchmarks if not result["quick"]), key=order)
 
 
 def fastest(benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,10 +14,11 @@ from mspcaps.data import pose
 from mspcaps.data.catalog import CATALOG
 from mspcaps.evaluation.shift_results import ShiftResult, list_shifts, shift_chart
 from mspcaps.evaluation.shifts import CHANGES
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Group, machines, settings
 from mspcaps.training.recipe import list_recipes, load_recipe
 from reproduction.significance import Difference, holm, paired, signed
-from reproduction.study_tables import NONE, markdown_table, with_n
+from reproduction.study_tables import NONE, with_n
 from reproduction.tables import Report, data_title, recipe_settings
 
 TASKS = ("mnist40", "dsprites_pose")
@@ -138,9 +139,13 @@ class Shifted:
     @property
     def networks(self) -> dict[tuple[str, str], list[ShiftResult]]:
         """By model and recipe, in the order of NETWORKS."""
-        order, networks = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
-        key = lambda r: (order.index(r.model) if r.model in order else len(order), r.model, r.recipe)  # noqa: E731
-        for result in sorted(self.results, key=key):
+        known, networks = [*NETWORKS], dict[tuple[str, str], list[ShiftResult]]()
+
+        def order(result: ShiftResult) -> tuple[int, str, str]:
+            place = known.index(result.model) if result.model in known else len(known)
+            return place, result.model, result.recipe
+
+        for result in sorted(self.results, key=order):
             networks.setdefault((result.model, result.recipe), []).append(result)
         return networks
 

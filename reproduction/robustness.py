@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mspcaps.evaluation.robustness import Curve, Robustness, format_eps, list_robustness
+from mspcaps.pages import markdown_table
 from mspcaps.pages.charts import Curve as ChartCurve
 from mspcaps.pages.charts import Panel, panels_chart
 from reproduction import paper
-from reproduction.study_tables import NONE, markdown_table
+from reproduction.study_tables import NONE
 
 DATASET, WHOLE = "cifar10", 10_000
 IN_FIGURE = ("mspcaps_l", "mspcaps_t", "capsnet")  # of the paper, in the order of its legend
@@ -54,14 +55,14 @@ def curves_of(entry: Robustness, attack: str, margin: bool) -> list[Curve]:
     ]  # fmt: skip
 
 
-def strongest(curves: Iterable[Curve]) -> list[tuple[float, float]]:
-    """The lowest accuracy that any of the curves leaves at every eps."""
+def strongest(curves: Iterable[Curve]) -> dict[float, float]:
+    """The lowest accuracy that any of the curves leaves, by eps in increasing order."""
     lowest: dict[float, float] = {}
     for curve in curves:
         for point in curve.points:
             eps = round(point.eps, 6)
             lowest[eps] = min(point.accuracy, lowest.get(eps, 100.0))
-    return sorted(lowest.items())
+    return dict(sorted(lowest.items()))
 
 
 def figure(results: Sequence[Robustness]) -> str | None:
@@ -70,8 +71,8 @@ def figure(results: Sequence[Robustness]) -> str | None:
     for entry in filter(is_of_paper, results):
         for attack, name in NAMES.items():
             for panel, margin in zip(panels.values(), (True, False), strict=True):
-                if points := strongest(curves_of(entry, attack, margin)):
-                    points = [(0.0, entry.clean_accuracy), *(point for point in points if point[0] > 0)]
+                if left := strongest(curves_of(entry, attack, margin)):
+                    points = list(({0.0: entry.clean_accuracy} | left).items())
                     color = IN_FIGURE.index(entry.model)
                     panel.append(ChartCurve(f"{title_of(entry)}, {name}", points, color, dashed=attack == "fgsm"))
     if not any(panels.values()):
@@ -94,7 +95,7 @@ def figure_table(results: Sequence[Robustness]) -> str:
             for margin in (True, False):
                 curves = curves_of(entry, attack, margin)
                 shares = [curve.zero_gradients for curve in curves if curve.zero_gradients is not None]
-                if left := dict(strongest(curves)):
+                if left := strongest(curves):
                     zero = f"{100 * min(shares):.1f} %" if shares else NONE
                     cells = [f"{left[eps]:.2f}" if eps in left else NONE for eps in EPS]
                     words = "margin loss" if margin else "strongest objective"
@@ -146,7 +147,7 @@ def stability_of_l(results: Sequence[Robustness]) -> Stability | None:
     """None if a part of it was not measured."""
     for entry in (one for one in results if one.model == "mspcaps_l" and is_of_paper(one)):
         margin, others = (curves_of(entry, "bim", which) for which in (True, False))
-        flat, true = (dict(strongest(curves)).get(STRENGTH) for curves in (margin, others))
+        flat, true = (strongest(curves).get(STRENGTH) for curves in (margin, others))
         if flat is not None and true is not None and margin[0].zero_gradients is not None:
             return Stability(entry.n, flat, true, 100 * margin[0].zero_gradients)
     return None
@@ -159,9 +160,8 @@ def sentences(results: Sequence[Robustness]) -> list[str]:
         return []
     lines = []
     for margin, words in ((True, "the margin loss"), (False, "the strongest other objective")):
-        tiny, caps = (
-            dict(strongest(curves_of(by_model[model], "bim", margin))).get(0.02) for model in ("mspcaps_t", "capsnet")
-        )
+        t, capsnet = (strongest(curves_of(by_model[model], "bim", margin)) for model in ("mspcaps_t", "capsnet"))
+        tiny, caps = t.get(0.02), capsnet.get(0.02)
         if tiny is not None and caps is not None:
             lines.append(
                 f"“MSPCaps-T's performance degrades at eps > 0.01, falling below the original CapsNet's accuracy”: "

@@ -1,6 +1,7 @@
 """How training would scale to more GPUs than we had: an estimate from the measured step of one GPU, the bytes of the
 gradient, and the link speeds that scale.toml assumes. Nothing here is a measurement."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ HEADS = ("model", "GPUs", "batch", "message", "ms per step", "images/s", "effici
 def message_seconds(count: float, gpus: int, links: Mapping[str, Any]) -> float:
     """To average `count` bytes: each machine reduces them, every GPU averages its part with its peers in the other
     machines, and each machine gathers the parts. A ring of n sends 2 (n - 1) / n of the bytes over each link."""
-    inside, machines = min(gpus, links["machine"]), -(-gpus // links["machine"])
+    inside, machines = min(gpus, links["machine"]), math.ceil(gpus / links["machine"])
     seconds = 0.0
     for members, part, link in ((inside, count, links["inside"]), (machines, count / inside, links["between"])):
         if members > 1:

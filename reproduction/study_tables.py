@@ -1,11 +1,11 @@
 """What the studies measured, as tables: the faithfulness of explanations, and int8 beside fp32."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mspcaps.files import NUMBER, format_bytes, read_form
-from mspcaps.pages import grid
+from mspcaps.pages import markdown_table
 from mspcaps.report.runs import Spread
 
 METHODS = {
@@ -29,11 +29,6 @@ ORDER_HEADS = ("order of the cells", "deletion (lower is better)", "insertion (h
 BATCHES = (1, 32)
 FORMS = ("fp32", "int8")
 NONE = "–"  # an empty cell
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
-    """In Markdown; `right` are the indices of the columns aligned to the right."""
-    return "\n".join(grid(heads, rows, right=right))
 
 
 def drop_empty(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

@@ -89,7 +89,7 @@ class Report:
     @property
     def provenances(self) -> list[str]:
         """Where the images came from, as the runs recorded it; only of the paper's data sets."""
-        datasets = {row.dataset for table in self.main for row in table.rows}
+        datasets = {row.dataset for row in self.main_rows}
         return sorted({run.provenance for run in self.runs if run.dataset in datasets})
 
     @cached_property
@@ -111,6 +111,10 @@ class Report:
             rows = [self.row((data_title(d),), model, d) for d in (*source.datasets, *extra)]
             tables.append(Table(source.title, ("data",), tuple(rows), source))
         return tables
+
+    @property
+    def main_rows(self) -> list[Row]:
+        return [row for table in self.main for row in table.rows]
 
     @cached_property
     def ablations(self) -> list[Table]:
@@ -172,7 +176,7 @@ class Report:
         our lowest and so has the largest error."""
         errors = []
         for name in ("mnist", "fashionmnist", "svhn", "cifar10"):
-            rows = [row for table in self.main for row in table.rows if row.dataset == name]
+            rows = [row for row in self.main_rows if row.dataset == name]
             ours = [row.group.last.mean for row in rows if row.group]
             lowest = min(ours or [row.figure.accuracy for row in rows if row.figure])
             errors.append((data_title(name), binomial_error(lowest, facts(name).test), facts(name).test, lowest))

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mspcaps.pages.charts import log_ticks, nice_ticks, standalone
-from reproduction.dots import MARGIN, RIGHT, STYLE, Frame, diamond
+from mspcaps.pages.charts import Axes, log_ticks, nice_ticks, standalone
+from reproduction.dots import MARGIN, RIGHT, STYLE, TOP, diamond, draw_grid
 
 WIDTH, HEIGHT, BOTTOM = 860, 540, 92
 LETTER, LINE, RADIUS = 8.4, 17.0, 6.0  # of a wide font: width of a letter, height of a label; of a mark
@@ -31,11 +31,11 @@ class Mark:
     control: bool = False  # no capsules
 
 
-def anchor(mark: Mark, frame: Frame) -> tuple[float, float]:
+def anchor(mark: Mark, axes: Axes) -> tuple[float, float]:
     """The mark to label: ours, or the paper's if there is no run."""
     value = mark.ours if mark.ours is not None else mark.paper
     assert value is not None, f"{mark.name} has no accuracy"
-    return frame.x_at(mark.x), frame.y_at(value)
+    return axes.x_at(mark.x), axes.y_at(value)
 
 
 def short(value: float) -> str:
@@ -43,31 +43,31 @@ def short(value: float) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value >= 1e4 else f"{value:,g}"
 
 
-def tradeoff_chart(marks: Sequence[Mark], axes: tuple[str, str], label: str) -> str:
+def tradeoff_chart(marks: Sequence[Mark], names: tuple[str, str], label: str) -> str:
     """A standalone SVG that follows light and dark: filled marks are ours, hollow ones the paper's."""
     costs = [mark.x for mark in marks]
     values = [value for mark in marks for value in (mark.ours, mark.paper) if value is not None]
     ticks = log_ticks(min(costs), max(costs)), nice_ticks(min(values), max(values))
-    frame = Frame(*ticks, WIDTH, HEIGHT, HEIGHT - BOTTOM, log=True)
-    boxes = place_labels(marks, frame)
-    parts = frame.draw(axes, short)
+    axes = Axes(*ticks, log_x=True, left=MARGIN, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM, kind="faint")
+    boxes = place_labels(marks, axes)
+    parts = draw_grid(axes, names, short)
     for mark in marks:
-        parts += links(mark, frame, boxes[mark.name])
+        parts += links(mark, axes, boxes[mark.name])
     for mark in marks:
-        parts += one_mark(mark, frame)
+        parts += one_mark(mark, axes)
     for mark in marks:
-        parts.append(one_label(mark.name, boxes[mark.name], frame.x_at(mark.x)))
+        parts.append(one_label(mark.name, boxes[mark.name], axes.x_at(mark.x)))
     parts += key(marks)
     return standalone(WIDTH, HEIGHT, label, STYLE + MORE_STYLE, parts)
 
 
-def one_mark(mark: Mark, frame: Frame) -> list[str]:
-    parts, x = [], frame.x_at(mark.x)
+def one_mark(mark: Mark, axes: Axes) -> list[str]:
+    parts, x = [], axes.x_at(mark.x)
     if mark.paper is not None:
-        parts.append(diamond(x, frame.y_at(mark.paper), f"{mark.name}, the paper: {mark.paper:.2f}"))
+        parts.append(diamond(x, axes.y_at(mark.paper), f"{mark.name}, the paper: {mark.paper:.2f}"))
     if mark.ours is not None:
         title = f"<title>{escape(mark.name)}: {mark.ours:.2f}, {short(float(f'{mark.x:.3g}'))}</title>"
-        parts.append(shape(x, frame.y_at(mark.ours), mark.control, title))
+        parts.append(shape(x, axes.y_at(mark.ours), mark.control, title))
     return parts
 
 
@@ -87,12 +87,12 @@ def shape(x: float, y: float, control: bool, title: str = "") -> str:
     return f'<circle class="run" cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}">{title}</circle>'
 
 
-def links(mark: Mark, frame: Frame, box: Box) -> list[str]:
+def links(mark: Mark, axes: Axes, box: Box) -> list[str]:
     """A line between our figure and the paper's, and one from a label to a mark that it does not touch."""
-    x, y = anchor(mark, frame)
+    x, y = anchor(mark, axes)
     parts = []
     if mark.ours is not None and mark.paper is not None:
-        other = frame.y_at(mark.paper)
+        other = axes.y_at(mark.paper)
         parts.append(f'<line class="link" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{other:.1f}"/>')
     near_x, near_y = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
     if math.hypot(near_x - x, near_y - y) > 2 * RADIUS:
@@ -100,28 +100,21 @@ def links(mark: Mark, frame: Frame, box: Box) -> list[str]:
     return parts
 
 
-def place_labels(marks: Sequence[Mark], frame: Frame) -> dict[str, Box]:
-    """A box for every label beside its mark. Each moves to the best place the others leave free, until none moves."""
-    obstacles = [around(frame.x_at(m.x), frame.y_at(v)) for m in marks for v in (m.ours, m.paper) if v is not None]
-    for mark in marks:  # a label does not cross the line between two marks either
-        if mark.ours is not None and mark.paper is not None:
-            x, (top, bottom) = frame.x_at(mark.x), sorted(map(frame.y_at, (mark.ours, mark.paper)))
-            obstacles.append((x - 1, top, x + 1, bottom))
-    choices = {mark.name: candidates(mark, frame) for mark in marks}
-    boxes = {name: places[0] for name, places in choices.items()}
-    for _ in range(20):
-        before = dict(boxes)
-        for name, places in choices.items():
-            others = [box for other, box in boxes.items() if other != name]
-            boxes[name] = min(places, key=lambda box: cost(box, places, others, obstacles))
-        if boxes == before:
-            break
+def place_labels(marks: Sequence[Mark], axes: Axes) -> dict[str, Box]:
+    """A box for every label: the nearest place beside its mark that is inside the chart and still free."""
+    taken = [covered(mark, axes) for mark in marks]
+    boxes: dict[str, Box] = {}
+    for mark in marks:
+        places = candidates(mark, axes)
+        free = (box for box in places if is_inside(box) and not any(overlap(box, other) for other in taken))
+        boxes[mark.name] = next(free, places[0])
+        taken.append(boxes[mark.name])
     return boxes
 
 
-def candidates(mark: Mark, frame: Frame) -> list[Box]:
+def candidates(mark: Mark, axes: Axes) -> list[Box]:
     """Places for a label, the nearest first: right, left, above, below and the corners, then the same further away."""
-    x, y = anchor(mark, frame)
+    x, y = anchor(mark, axes)
     width, places = LETTER * len(mark.name), []
     for distance in (RADIUS + 3, RADIUS + 14, RADIUS + 28, RADIUS + 46):
         for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
@@ -131,21 +124,18 @@ def candidates(mark: Mark, frame: Frame) -> list[Box]:
     return places
 
 
-def cost(box: Box, places: Sequence[Box], others: Sequence[Box], obstacles: Sequence[Box]) -> float:
-    """Other labels and the edges weigh most, then marks, then the distance."""
-    outside = max(0.0, MARGIN - box[0]) + max(0.0, box[2] - (WIDTH - RIGHT)) + max(0.0, 2 - box[1])
-    outside += max(0.0, box[3] - (HEIGHT - BOTTOM))
-    labels, marks = (sum(shared_area(box, other) for other in boxes) for boxes in (others, obstacles))
-    return 100 * outside + 20 * labels + 10 * marks + places.index(box)
+def is_inside(box: Box) -> bool:
+    return box[0] >= MARGIN and box[1] >= 2 and box[2] <= WIDTH - RIGHT and box[3] <= HEIGHT - BOTTOM
 
 
-def shared_area(a: Box, b: Box) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
+def overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def around(x: float, y: float) -> Box:
-    return x - RADIUS - 1, y - RADIUS - 1, x + RADIUS + 1, y + RADIUS + 1
+def covered(mark: Mark, axes: Axes) -> Box:
+    """By our mark, the paper's and the line between them."""
+    x, heights = axes.x_at(mark.x), [axes.y_at(value) for value in (mark.ours, mark.paper) if value is not None]
+    return x - RADIUS - 1, min(heights) - RADIUS - 1, x + RADIUS + 1, max(heights) + RADIUS + 1
 
 
 def key(marks: Sequence[Mark]) -> list[str]:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mspcaps.cli import COMMANDS, DATA, main
-from mspcaps.pages import grid
+from mspcaps.pages import markdown_table
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mspcaps"
@@ -48,7 +48,7 @@ def fields(file: str, name: str) -> str:
             kind = ast.unparse(field.annotation).replace(" | ", "` or `")  # a bar would end the cell
             default = ast.unparse(field.value).replace("field(default_factory=dict)", "{}") if field.value else ""
             rows.append((f"`{ast.unparse(field.target)}`", f"`{kind}`", f"`{default}`", str(note.value.value)))
-    return "\n".join(grid(("field", "type", "default", "meaning"), rows))
+    return markdown_table(("field", "type", "default", "meaning"), rows)
 
 
 def reference() -> str:

@@ -14,7 +14,7 @@ from mspcaps.errors import MspcapsError
 from mspcaps.export import export_model
 from mspcaps.files import write_atomically
 from mspcaps.models import create_model, list_models
-from mspcaps.pages import grid
+from mspcaps.pages import markdown_table
 from reproduction.pages import with_block
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
@@ -61,7 +61,7 @@ def main() -> None:
             rows.append(row(name, Path(place)))
             print(*rows[-1], sep="  ", flush=True)
     head = HEAD.format(torch=torch.__version__.split("+")[0], onnxruntime=onnxruntime.__version__)
-    block = head + "\n".join(grid(HEADS, rows, right=range(1, len(HEADS))))
+    block = head + markdown_table(HEADS, rows, range(1, len(HEADS)))
     write_atomically(PAGE, with_block(PAGE.read_text(encoding="utf-8"), "models", block, str(PAGE), GENERATED))
 
 

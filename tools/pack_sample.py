@@ -4,6 +4,7 @@ The first 500 training and 100 test images of each class, in file order, as a PN
 manifest.json has the sha256 of each array.
 """
 
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ def choose(labels: np.ndarray, per_class: int) -> np.ndarray:
 def mosaic(images: np.ndarray) -> np.ndarray:
     """uint8 [N, H, W] -> one grey picture, 100 images per row, the last row filled with black."""
     n, h, w = images.shape
-    rows = -(-n // COLUMNS)
+    rows = math.ceil(n / COLUMNS)
     canvas = np.zeros((rows * COLUMNS, h, w), np.uint8)
     canvas[:n] = images
     return canvas.reshape(rows, COLUMNS, h, w).transpose(0, 2, 1, 3).reshape(rows * h, COLUMNS * w)

@@ -158,14 +158,14 @@ def probe(data: ImageSet, per_class: int = PROBE_PER_CLASS) -> ImageSet:
     return data.subset(torch.cat(first).sort().values)
 
 
-def ship_families(runs: Path, results: Path, data: ImageSet, folder: Path | None = None) -> Iterator[tuple[str, str]]:
+def ship_families(runs: Path, results: Path, data: ImageSet) -> Iterator[tuple[str, str]]:
     """Ships the first seed of every network in the paper's tables whose weights are small enough; yields the outcome
     for each network."""
     for network in Baselines(read_report(results)).networks:
-        yield network.model, ship_network(network, runs, results, data, folder)
+        yield network.model, ship_network(network, runs, results, data)
 
 
-def ship_network(network: Network, runs: Path, results: Path, data: ImageSet, folder: Path | None) -> str:
+def ship_network(network: Network, runs: Path, results: Path, data: ImageSet) -> str:
     group, cost = network.cifar10.group, network.cost
     assert cost is not None
     if group is None:
@@ -179,7 +179,7 @@ def ship_network(network: Network, runs: Path, results: Path, data: ImageSet, fo
     if not weights.is_file():
         return f"not shipped: there is no {weights}"
     try:
-        card = ship(weights, results / "runs" / run.path, data, folder)
+        card = ship(weights, results / "runs" / run.path, data)
     except MspcapsError as error:
         return f"not shipped: {error}"
     return f"{card.accuracy:.2f} %, {format_bytes(card.bytes)}, from {card.ledger}"

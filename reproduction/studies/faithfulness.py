@@ -52,10 +52,10 @@ class Setting:
     fill: str = "mean"  # colour of the data set, or "blur"
     per_step: int = 2  # cells between two points of the curve
 
-    def covered(self, x: Tensor, mean: Tensor) -> Tensor:
-        """What a covered pixel shows, as an image."""
+    def covered(self, x: Tensor, blank: Tensor) -> Tensor:
+        """What covered pixels show, as an image; `blank` is all of the mean colour."""
         if self.fill == "mean":
-            return mean.expand_as(x)
+            return blank
         if self.fill != "blur":
             raise MspcapsError(f"fill must be mean or blur, not {self.fill!r}")
         for _ in range(3):  # three box filters are close to a Gaussian, here with a deviation of 6.5 pixels
@@ -146,7 +146,6 @@ def measure(
     """Over all images of `data`, for the class the model predicts: "settings", curves and areas of every method, and
     "named", the named patches against random ones."""
     device = next(model.parameters()).device
-    mean = torch.tensor(config_of(model)["mean"], device=device).view(1, -1, 1, 1)
     batches = list(data.images.split(batch_size))
     if len(batches[-1]) == 1 or len(data) < 2:
         raise MspcapsError("the map of another image needs at least two images in every batch")
@@ -155,14 +154,14 @@ def measure(
     curves, done = 2 * (len(METHODS) - 1 + len(SEEDS)) * len(settings) * len(batches), 0
     with in_eval_mode(model):
         for number, batch in enumerate(batches):
-            x = batch.to(mean.device).float() / 255
+            x = batch.to(device).float() / 255
             explanation = explain(model, x)
             labels = explanation.ranking[:, 0]
             for group, fall in drops(explanation, labels, number).items():
                 falls.setdefault(group, []).append(fall)
             maps = maps_of(model, explanation, labels)
             for setting, store in zip(settings, stores, strict=True):
-                covered = setting.covered(x, mean)
+                covered = setting.covered(x, mean_image(explanation.model, x))
                 for name, rank in orders_of(maps, setting, number):
                     for way in ("deletion", "insertion"):
                         points = curve(model, x, labels, rank, covered, setting, way == "insertion")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mspcaps.evaluation import load_for
 from mspcaps.explanation import Explanation, explain
-from mspcaps.explanation.heat import effects, evidence
+from mspcaps.explanation.heat import effects, evidence, mean_image
 from mspcaps.files import write_json
 from mspcaps.models import load_model
 from reproduction.studies.faithfulness import (
@@ -88,7 +88,7 @@ def by_uncovering(explanation: Explanation, labels: Tensor) -> dict[str, Tensor]
 def compare(explanation: Explanation, maps: dict[str, Tensor], labels: Tensor, setting: Setting) -> dict[str, Any]:
     """Areas of every map [mean, standard error], and their paired differences from the gradient's."""
     x, n = explanation.images, cell_means(maps["gradient"], setting.cell).shape[1]
-    covered, rows = setting.covered(x, explanation.model.normalize.mean), dict[str, Any]()
+    covered, rows = setting.covered(x, mean_image(explanation.model, x)), dict[str, Any]()
     maps = maps | {"random": torch.rand(x.shape[0], *x.shape[2:], generator=torch.Generator().manual_seed(0))}
     for way in ("deletion", "insertion"):
         areas = {}

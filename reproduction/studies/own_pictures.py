@@ -11,18 +11,16 @@ it finds best into recipes/pictures.toml before `measure`.
 """
 
 import argparse
-import dataclasses
 import itertools
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mspcaps.data import Augmentation, load_dataset
-from mspcaps.training import Recipe, choose_device, load_recipe
-from mspcaps.training.images import MIN_SIDE, fitting_batch
+from mspcaps.training import Recipe, choose_device, recipe_for
+from mspcaps.training.images import MIN_SIDE
 from mspcaps.training.sweep import run_sweep
 from reproduction.own_pictures import COMPARED
 
@@ -50,33 +48,26 @@ def pack(folder: Path, out: Path = PACKED) -> None:
         print(f"{name}: {len(train):,} + {len(test):,} pictures of {len(train.classes)} classes, {shape}")
 
 
-def base_recipe(file: Path, model: str = "mspcaps_t", **changes: object) -> Recipe:
-    """The recipe of `mspcaps train --data FILE`: recipes/pictures.toml, with a fitting batch."""
-    own = dataclasses.replace(load_recipe("pictures"), data=str(file), model=model)
-    images = len(load_dataset(file, "train").labels) - int(changes.get("held_out", 0))  # type: ignore[call-overload]
-    return own.replace(batch_size=fitting_batch(images), **changes)
-
-
-def choice(img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
+def choice(img_size: int | None = None) -> list[Recipe]:
     """Every setting on held-out training pictures of every set, one seed each; setting by setting, so that the finished
     runs are comparable if time runs out."""
     recipes = []
     for epochs, lr, flip in itertools.product(*SETTINGS.values()):
         for name in SETS:
-            file = folder / f"{name}.npz"
+            file = PACKED / f"{name}.npz"
             train = load_dataset(file, "train")
             crop = (img_size or max(MIN_SIDE, *train.size)) // 8
-            changes: dict[str, Any] = {"epochs": epochs, "lr": lr, "augment": Augmentation(crop=crop, flip=bool(flip))}
-            changes |= {"img_size": img_size} if img_size else {}
-            recipes.append(base_recipe(file, **changes, held_out=len(train.labels) // HELD_OUT))
+            augment, held_out = Augmentation(crop=crop, flip=bool(flip)), len(train) // HELD_OUT
+            recipes.append(
+                recipe_for(file, epochs=epochs, lr=lr, augment=augment, img_size=img_size, held_out=held_out)
+            )
     return recipes
 
 
-def measured(seeds: int, img_size: int | None = None, folder: Path = PACKED) -> list[Recipe]:
+def measured(seeds: int, img_size: int | None = None) -> list[Recipe]:
     """The recipe on the test pictures; seed by seed, so that the finished runs are comparable if time runs out."""
-    size = {"img_size": img_size} if img_size else {}
     return [
-        base_recipe(folder / f"{name}.npz", model, **size, **({"init": init} if init else {})).replace(seed=seed)
+        recipe_for(PACKED / f"{name}.npz", model=model, init=init, img_size=img_size, seed=seed)
         for seed in range(seeds)
         for name in SETS
         for model, init in COMPARED

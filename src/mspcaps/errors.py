@@ -1,10 +1,11 @@
 """The one exception meant for users, and helpers for its wording."""
 
+import contextlib
 import difflib
 import errno
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class MspcapsError(Exception):
@@ -22,6 +23,10 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
+def silent(sentence: str) -> None:
+    """In place of `warn` or a log, for callers that want no sentences."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error; the lines after it are advice."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -33,3 +38,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, FileExistsError):
         return os.strerror(errno.ENOTDIR)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+@contextlib.contextmanager
+def as_user_error(refusal: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Turn these errors of the system or of a library into one sentence: the refusal, and why it failed."""
+    try:
+        yield
+    except errors as error:
+        raise MspcapsError(f"{refusal}: {reason(error)}") from error

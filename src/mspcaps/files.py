@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error, reason
 
 ProgressFn = Callable[[str, int, int | None], None]  # what is being worked on, items done, total if known
 
@@ -93,20 +93,15 @@ def check_form(path: Path, value: Any, form: Any, what: str, name: str = "") -> 
 
 def check_writable(folder: Path, refusal: str = "cannot write to") -> None:
     """Make the folder, and refuse now rather than after the work if it cannot be written to."""
-    try:
+    with as_user_error(f"{refusal} {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise MspcapsError(f"{refusal} {folder}: {reason(error)}") from error
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def check_readable(path: Path) -> None:
     """Refuse a file without read permission: some libraries report such a file as missing or damaged."""
-    try:
+    with as_user_error(f"cannot read {path}"):
         path.open("rb").close()
-    except OSError as error:
-        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
 
 
 @contextlib.contextmanager
@@ -117,11 +112,9 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
     except ImportError:  # Windows: no lock
         yield
         return
-    try:
+    with as_user_error(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise MspcapsError(f"cannot write to {folder}: {reason(error)}") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

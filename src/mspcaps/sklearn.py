@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mspcaps.data.formats import layout_of
+from mspcaps.data.formats import to_nchw
 from mspcaps.data.imageset import ImageSet
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation.accuracy import all_scores
@@ -169,18 +169,15 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         """-> uint8 [n, c, h, w]"""
         if X.ndim == 2:
             X = X.reshape(len(X), *flat_shape(X.shape[1], self.image_shape))
-        if layout_of(X.shape, "X") == "NHW":
-            X = X[..., None]
-        X = X if layout_of(X.shape, "X") == "NCHW" else np.moveaxis(X, -1, 1)
         if X.dtype == np.uint8 and self.value_range is None:
-            return np.ascontiguousarray(X)
+            return to_nchw(X, "X")
         low, high = self.value_range or ((0.0, 1.0) if X.dtype.kind in "bf" else (0.0, 255.0))
         if not (low < high and X.min() >= low and X.max() <= high):
             raise MspcapsError(
                 f"X has {X.dtype} from {X.min():g} to {X.max():g}, but must be in [{low:g}, {high:g}]: set value_range "
                 "to the values of black and white"
             )
-        return np.ascontiguousarray(np.rint((X - low) * (255 / (high - low))).astype(np.uint8))
+        return to_nchw(np.rint((X - low) * (255 / (high - low))).astype(np.uint8), "X")
 
 
 def flat_shape(features: int, image_shape: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mspcaps.bench import attack, bench_attack, bench_infer, bench_train, infer, tables, write_result
-from mspcaps.bench.packed import pack, pack_sweep, rate_while_all_train, run_together
+from mspcaps.bench.packed import measure_packed, measure_sweep, rate_while_all_train, run_together
 from mspcaps.bench.result import slug, yardstick
 from mspcaps.bench.tables import busy_note, number
 from mspcaps.bench.timing import Effort, Timing, quantile, time_interleaved, timed
@@ -121,13 +121,13 @@ def test_packed_runs_all_take_their_steps():
 def test_sweeps_are_timed_while_all_runs_train(monkeypatch):
     """Two runs that do share the device."""
     monkeypatch.setattr("mspcaps.training.sweep.share_of_device", lambda model, device: 0.5)
-    found = pack_sweep("mspcaps_t", SMALL, CPU, count=2, epochs=4)
+    found = measure_sweep("mspcaps_t", SMALL, CPU, count=2, epochs=4)
     assert 0.2 < found["throughput_ratio"] < 4
     assert found["throughput_ratio"] == pytest.approx(
         2 * found["seconds_per_epoch_alone"] / found["seconds_per_epoch_of_all"], rel=0.01
     )
     effort = Effort(repeats=1, seconds=0.0, warmup=1)
-    alone = pack("mspcaps_t", SMALL, CPU, effort, 2, False, lambda line: None)
+    alone = measure_packed("mspcaps_t", SMALL, CPU, effort, 2, False, lambda line: None)
     assert "sweep" not in alone and alone["throughput_ratio"] > 0, "a sweep runs one at a time here"
 
 
@@ -217,7 +217,7 @@ def test_every_form_gives_the_same_answers():
     answers = []
     for form in ("eager", "channels_last"):
         forward = infer.Forward(Task().model("mspcaps_t"), form, CPU)
-        forward.prepare(infer.images(3))
+        forward.prepare(infer.random_images(3))
         answers.append(forward())
         assert not forward.model.training and answers[-1].is_inference()
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-6)
@@ -230,7 +230,7 @@ def test_onnxruntime_is_measured_beside_the_others(monkeypatch):
     monkeypatch.setattr(infer, "FORMS", ("eager", "onnxruntime", "captured"))  # quick takes the first two
     works, fails = infer.prepare({"ours": "mspcaps_t_scale16"}, CPU, True, lambda line: None)
     for forward in works.values():
-        forward.prepare(infer.images(3))
+        forward.prepare(infer.random_images(3))
     torch.testing.assert_close(*[forward() for forward in works.values()], rtol=1e-5, atol=1e-5)
     both = {(who, form): forward for who in ("ours", "resnet") for (_, form), forward in works.items()}
     monkeypatch.setattr(infer, "prepare", lambda *args: (both, fails))  # another export would take seconds

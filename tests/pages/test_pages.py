@@ -15,7 +15,6 @@ from mspcaps.pages.charts import (
     Panel,
     bins_chart,
     confusion_chart,
-    line_chart,
     log_ticks,
     nice_ticks,
     panels_chart,
@@ -52,15 +51,6 @@ def test_charts():
     assert log_ticks(0.09, 2.8) == pytest.approx([0.03, 0.1, 0.3, 1, 3])
     assert confusion_chart([[1, 0], [3, 0]], ["a", "b"]).count('<text class="count') == 2
     assert confusion_chart([[0] * 100 for _ in range(100)], ["x"] * 100).count("<g>") == 10_000
-
-
-def test_a_loss_of_exactly_zero_lies_on_the_axis_of_a_logarithmic_chart():
-    chart = ElementTree.fromstring(line_chart([(1.0, 0.5), (2.0, 0.0)], "Loss", 2, dots=True, log=True))
-    (_, low), dots = (
-        (point.split(",") for point in chart.find("polyline").get("points").split()),
-        chart.findall("circle"),
-    )
-    assert [dots[1].get("cx"), dots[1].get("cy")] == low and float(low[1]) == 228.0
 
 
 def test_the_bars_of_a_calibration():

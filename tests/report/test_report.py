@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
@@ -116,16 +117,6 @@ def test_runs_of_several_machines_are_one_row_that_names_each(tmp_path):
     assert group_row(group)["devices"] == "a CPU; a CPU, fp32; a GPU, bf16; a GPU, fp32"
     assert [run_row(run, "runs")["precision"] for run in group.runs] == ["bf16", "fp32", "fp32", None]
     assert [row[9] for row in run_rows([group])] == ["a GPU, bf16", "a GPU, fp32", "a CPU, fp32", "a CPU"]
-
-
-def test_a_measure_that_was_never_taken_has_no_chart(tmp_path):
-    made = entry(T, [80.0])
-    never, always = [None] * made["epochs"], [1.5] * made["epochs"]
-    block = {"capsules": 4, "entropy": never, "top": always, "starved": never, "swapped": {}}
-    made["curve"]["health"] = {"block": block, "other": block | {"top": never}}
-    enter(tmp_path, made)
-    ((title, _),) = health_charts(read_groups(tmp_path)[0])
-    assert title.startswith("block: mean coupling")
 
 
 def test_the_page_is_whole_needs_nothing_else_and_says_the_same(ledger):
@@ -255,6 +246,15 @@ def test_charts():
     assert accuracy_chart([[10.0, 80.0, 90.0], [5.0, 85.0, 80.0]], "x").count("<polyline") == 3
     assert loss_chart([[0.0]], "x").count("<polyline") == 1, "a loss of zero has no logarithm"
     assert [tick_words(tick) for tick in (1, 0.003, 1e-4, 3e-12)] == ["1", "0.003", "10⁻⁴", "3·10⁻¹²"]
+
+
+def test_a_loss_of_exactly_zero_lies_on_the_axis_of_a_logarithmic_chart():
+    chart = ElementTree.fromstring(loss_chart([[0.5, 0.0]], "Loss"))
+    (_, low), dots = (
+        (point.split(",") for point in chart.find("polyline").get("points").split()),
+        chart.findall("circle"),
+    )
+    assert [dots[1].get("cx"), dots[1].get("cy")] == low and float(low[1]) == 228.0
 
 
 def test_the_first_epochs_do_not_stretch_the_picture_of_the_accuracy():

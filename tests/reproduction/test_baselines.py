@@ -9,12 +9,12 @@ import pytest
 from ledger_makers import enter, entry, shortened
 from mspcaps.bench import list_families
 from mspcaps.models import list_models, summarize
+from mspcaps.pages.charts import Axes
 from reproduction import paper
 from reproduction.baselines import Baselines, accuracy_table, charts, cost_table, short_table
-from reproduction.dots import Frame
 from reproduction.pages import read_benchmarks, render, values_of
 from reproduction.tables import read_report
-from reproduction.tradeoff import Mark, place_labels, shared_area, tradeoff_chart
+from reproduction.tradeoff import Mark, overlap, place_labels, tradeoff_chart
 
 ROOT = Path(__file__).parents[2]
 CLAIM = "capsule families under one protocol"
@@ -221,11 +221,11 @@ def test_labels_do_not_overlap(results):
         Mark(n.title, n.cost.params, n.cifar10.group.last.mean, n.cifar10.figure, n.model.startswith("resnet"))
         for n in baselines.networks
     ]
-    frame = Frame([1e5, 1e6, 1e7, 3e7], [70.0, 80.0, 90.0, 100.0], 860, 540, 448, log=True)
-    boxes = place_labels(marks, frame)
+    axes = Axes([1e5, 1e6, 1e7, 3e7], [70.0, 80.0, 90.0, 100.0], log_x=True, left=70, right=832, top=14, bottom=448)
+    boxes = place_labels(marks, axes)
     assert len(boxes) == 14
     for a, b in combinations(boxes.values(), 2):
-        assert shared_area(a, b) == 0
+        assert not overlap(a, b)
 
 
 def test_marks_lie_where_their_numbers_say():

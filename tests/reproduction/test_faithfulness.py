@@ -83,14 +83,14 @@ def test_what_does_not_fit_gets_a_sentence():
     with pytest.raises(MspcapsError, match="cells of 5 pixels do not tile images of 32 x 32"):
         cell_means(torch.zeros(1, 32, 32), 5)
     with pytest.raises(MspcapsError, match="mean or blur, not 'black'"):
-        Setting(fill="black").covered(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 1))
+        Setting(fill="black").covered(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4))
 
 
 def test_a_blurred_pixel_spreads_like_a_gaussian():
     """A box of 13 pixels has the variance (13 x 13 - 1) / 12 = 14, three in a row have 42, and a kurtosis near 3."""
     x, place = torch.zeros(1, 1, 49, 49), torch.arange(49.0) - 24
     x[0, 0, 24, 24] = 1
-    spread = Setting(fill="blur").covered(x, torch.zeros(1, 1, 1))[0, 0]
+    spread = Setting(fill="blur").covered(x, torch.zeros_like(x))[0, 0]
     for side in (spread.sum(0), spread.sum(1)):
         assert side.sum().item() == pytest.approx(1, rel=1e-4)
         assert (side * place**2).sum().item() == pytest.approx(42, rel=1e-4)

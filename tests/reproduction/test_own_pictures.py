@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from mspcaps.data import load_dataset
+from mspcaps.pages import markdown_table
 from mspcaps.training import list_runs, load_recipe
 from mspcaps.training.sweep import run_sweep
 from reproduction import own_pictures as tables
 from reproduction.pages import render
 from reproduction.studies import own_pictures as study
-from reproduction.study_tables import markdown_table
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_from_folders_to_tables(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert np.array_equal(packed.images, folder.images) and packed.classes == folder.classes == ("dark", "light")
     own = load_recipe("pictures")
     quick = replace(own, epochs=1, model="mspcaps_t_scale16")
-    monkeypatch.setattr(study, "load_recipe", lambda name: quick)
+    monkeypatch.setattr("mspcaps.training.images.load_recipe", lambda name: quick)
     monkeypatch.setattr(tables, "load_recipe", lambda name: quick)
     monkeypatch.setattr(study, "SETTINGS", {"epochs": (1,), "lr": (1e-3, 2e-3), "flip": (False,)})
     monkeypatch.setattr(study, "COMPARED", (("mspcaps_t", ""), ("resnet20", "")))

@@ -168,7 +168,7 @@ def test_every_family_that_fits_is_shipped_by_one_call(tmp_path, monkeypatch):
         (runs / "cifar10" / place).mkdir(parents=True)
         (runs / "cifar10" / place / "last.safetensors").touch()
 
-    def shipped(weights, ledger_entry, data, folder):
+    def shipped(weights, ledger_entry, data):
         assert weights.is_file() and ledger_entry.is_file()
         asked.append(f"{weights.parent.parent.name}/{weights.parent.name}")
         if "orthcaps_d" in asked[-1]:

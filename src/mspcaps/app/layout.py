@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mspcaps.app.session import RANGES, Changes, answer
-from mspcaps.app.store import ModelStore, trained_on
+from mspcaps.app.store import ModelStore
 from mspcaps.app.uploads import MAX_UPLOAD_BYTES, MAX_UPLOAD_PIXELS
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.load import trained_on
 from mspcaps.pages import macro, render
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def tab(gr: Any, name: str, html: str, script: str) -> Any:
 
 
 def sample_buttons(store: ModelStore, name: str) -> str:
-    return macro("app.html", "sample_buttons")(name, store.samples(name), CATALOG.get(trained_on(store.model(name))))
+    data = trained_on(store.model(name))
+    return macro("app.html", "sample_buttons")(name, store.samples(name), CATALOG.get(data or ""))
 
 
 def theme(gr: Any) -> Any:

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mspcaps.app.layout import head, import_gradio, layout, theme
 from mspcaps.app.store import ModelStore
 from mspcaps.app.uploads import MAX_UPLOAD_BYTES, accept
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error
 from mspcaps.files import format_bytes
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))  # the workers share the cores
     blocks = layout(gradio, store, WORKERS)
     blocks.queue(max_size=MAX_QUEUE, default_concurrency_limit=WORKERS)
-    try:
+    with as_user_error(f"cannot listen on {host}"):  # another process may have taken the address since the check
         _, url, _ = blocks.launch(
             server_name=host,
             server_port=port,
@@ -97,8 +97,6 @@ def start(store: ModelStore, host: str = "127.0.0.1", port: int | None = None) -
                 "exception_handlers": {Exception: not_understood},
             },
         )
-    except OSError as error:  # another process has taken the address since it was checked
-        raise MspcapsError(f"cannot listen on {host}: {reason(error)}") from error
     return Running(url, blocks)
 
 
@@ -106,11 +104,9 @@ def check_address(host: str, port: int | None) -> None:
     """Refuse an address where the server cannot listen: Gradio would wait for seconds and then mislead."""
     if port is not None and not 0 < port < 65536:
         raise MspcapsError(f"port {port} does not exist: ports are numbered 1 to 65535")
-    try:
+    where = host if port is None else f"{host}, port {port}"
+    with as_user_error(f"cannot listen on {where}"):
         socket.create_server((host, port or 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        where = host if port is None else f"{host}, port {port}"
-        raise MspcapsError(f"cannot listen on {where}: {reason(error)}") from error
 
 
 class Gate:

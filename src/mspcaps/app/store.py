@@ -11,7 +11,7 @@ import torch
 from mspcaps.data import CATALOG, ImageSet, is_cached, open_folder
 from mspcaps.data.catalog import SAMPLE
 from mspcaps.errors import MspcapsError
-from mspcaps.evaluation import load_for
+from mspcaps.evaluation.load import load_for, trained_on
 from mspcaps.models import Model, list_pretrained, load_model, read_card
 from mspcaps.pages import image_url
 
@@ -94,11 +94,6 @@ def file_title(path: Path, others: Sequence[Path]) -> str:
     return "/".join(whole.parts[-length:])
 
 
-def trained_on(model: Model) -> str:
-    """The name of a data set or a path, as in the recipe; empty if the weights do not say."""
-    return str(model.metadata.get("recipe", {}).get("data") or "")
-
-
 def set_title(data: str) -> str:
     return CATALOG[data].title if data in CATALOG else Path(data).name
 
@@ -110,7 +105,7 @@ def title_of(model: Model) -> str:
 
 def find_samples(model: Model) -> list[Sample]:
     """Test pictures of the model's data set, exactly as evaluation feeds them to it."""
-    data = trained_on(model)
+    data = trained_on(model) or ""
     try:
         if data in CATALOG:
             # the embedded sample begins with the same images as all of FashionMNIST

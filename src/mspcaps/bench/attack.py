@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import Effort, repeat, significant, time_interleaved
 from mspcaps.data import load_dataset
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.evaluation.accuracy import full_precision
 from mspcaps.evaluation.attacks import bim
 from mspcaps.models import list_pretrained, load_model

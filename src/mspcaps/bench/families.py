@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.infer import Forward, images
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.infer import Forward, random_images
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import Effort, TakeSteps, Timing, measure_peak, repeat, significant, time_interleaved
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
 from mspcaps.data import ImageSet
-from mspcaps.errors import MspcapsError, first_line
+from mspcaps.errors import MspcapsError, first_line, silent
 from mspcaps.models import check_name, list_models, summarize
 from mspcaps.training.device import choose_engine
 
@@ -86,7 +86,7 @@ class Pair:
 
     def infer(self, name: str) -> Forward:
         forward = Forward(self.task.model(name), self.form, self.device)
-        forward.prepare(images(self.inference_batch))
+        forward.prepare(random_images(self.inference_batch))
         return forward
 
     def measure(self, name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`mspcaps bench infer`: latency of one image and best throughput, ours and a ResNet's, in every form that works."""
 
 import importlib.metadata
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent, yardstick
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, yardstick
 from mspcaps.bench.timing import Effort, quantile, repeat, significant, time_interleaved, timed
 from mspcaps.bench.variants import CIFAR10, Task
-from mspcaps.errors import MspcapsError, first_line
+from mspcaps.errors import MspcapsError, first_line, silent
 from mspcaps.export.graphs import to_onnx, trace
 from mspcaps.export.model import describe
 from mspcaps.export.runner import INPUT, open_session
@@ -99,7 +100,8 @@ def bench_infer(
 ) -> dict[str, Any]:  # fmt: skip
     """`batch_size` is the largest batch that throughput is tried with."""
     largest = choose_batch(batch_size, 4096 if device.type == "cuda" else 128)
-    batches = [*[b for b in (8, 32, 128, 512, 1024, 2048) if b < largest][-1 if quick else -2 :], largest]
+    smaller = [size for size in (8, 32, 128, 512, 1024, 2048) if size < largest]
+    batches = [*smaller[-1 if quick else -2 :], largest]
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     names = {"ours": model, "resnet": yardstick(model)}
@@ -116,7 +118,7 @@ def bench_infer(
     for batch in batches:
         log(f"throughput at batch {batch}")
         for forward in forwards.values():
-            forward.prepare(images(batch))
+            forward.prepare(random_images(batch))
         variants = {key: repeat(forward) for key, forward in forwards.items()}
         for key, timing in time_interleaved(variants, device, Effort.for_device(device, quick).shortened()).items():
             # the longest time is the lowest rate
@@ -132,8 +134,11 @@ def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) 
     forwards: Forwards = {}
     elsewhere = "onnxruntime" if device.type == "cuda" else "captured"
     forms = [form for form in FORMS if form != elsewhere]
-    failures = dict.fromkeys(forms[2:] if quick else (), "skipped in a quick run")
-    for form in forms[: len(forms) - len(failures)]:
+    failures: dict[str, str] = {}
+    if quick:
+        failures = dict.fromkeys(forms[2:], "skipped in a quick run")
+        forms = forms[:2]
+    for form in forms:
         for who, name in names.items():
             log(f"preparing {name}, {form}")
             model = Task().model(name)
@@ -142,7 +147,7 @@ def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) 
                     forward: Forward | OnnxForward = OnnxForward(to_onnx(trace(model), describe(model)))
                 else:
                     forward = Forward(model, form, device)
-                forward.prepare(images(1))
+                forward.prepare(random_images(1))
             except MspcapsError as error:  # onnxruntime is not installed, or the model cannot be exported
                 failures[form] = str(error)
                 break
@@ -155,7 +160,7 @@ def prepare(names: dict[str, str], device: torch.device, quick: bool, log: Log) 
     return forwards, failures
 
 
-def images(count: int) -> Tensor:
+def random_images(count: int) -> Tensor:
     shape = (count, CIFAR10.channels, *CIFAR10.native_size)
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
@@ -164,7 +169,7 @@ def latencies(forwards: Forwards, device: torch.device, calls: int) -> dict[tupl
     """Milliseconds for one image: every variant in turn, a few calls at a time so that its caches are warm."""
     samples: dict[tuple[str, str], list[float]] = {key: [] for key in forwards}
     burst = 10
-    for _ in range(-(-calls // burst)):
+    for _ in range(math.ceil(calls / burst)):
         for key, forward in forwards.items():
             forward()  # refills the caches, which hold the weights of the previous variant
             samples[key] += [1000 * timed(forward, device)[0] for _ in range(burst)]

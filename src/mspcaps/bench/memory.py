@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import significant
 from mspcaps.bench.variants import CIFAR10, PAPER, EngineRun, Task
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.training.device import free_bytes, keep_freed_memory
 from mspcaps.training.memory import check_memory, training_need
 
@@ -45,19 +45,20 @@ def bench_memory(
     result = new_result("memory", model, device, quick, CONVENTIONS, batch_size=batch, sizes=[])
     for side in (32, 48) if quick else SIZES:
         check_memory(replace(PAPER, model=model, batch_size=batch), device, 10, 3, (side, side), 0)
-        costs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        given_back, kept = [], []
         for turn in range(1 if quick else ROUNDS):
-            for kept in costs:
-                log(f"{side} pixels, {'kept' if kept else 'given back'}, turn {turn + 1}")
-                costs[kept].append(in_new_process(model, side, batch, 1 if quick else STEPS, kept))
-        row: dict[str, Any] = {"img_size": side}
-        for kept, measured in costs.items():
-            medians = {key: significant(statistics.median(cost[key] for cost in measured)) for key in measured[0]}
-            row["kept" if kept else "given_back"] = medians
-        result["sizes"].append(row)
+            log(f"{side} pixels, turn {turn + 1}")
+            steps = 1 if quick else STEPS
+            given_back.append(in_new_process(model, side, batch, steps, False))
+            kept.append(in_new_process(model, side, batch, steps, True))
+        result["sizes"].append({"img_size": side, "given_back": medians(given_back), "kept": medians(kept)})
     training_need(PAPER, device, {"num_classes": 2, "in_chans": 3, "img_size": 32})  # loads more modules of PyTorch
     result["refused"] = [time_refusal(name, side, device) for name, side in TOO_LARGE]
     return result
+
+
+def medians(costs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: significant(statistics.median(cost[key] for cost in costs)) for key in costs[0]}
 
 
 def in_new_process(*args: Any) -> dict[str, float]:

@@ -16,7 +16,7 @@ import torch
 from mspcaps.bench.result import Log
 from mspcaps.bench.timing import Effort, TakeSteps, significant, time_interleaved
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EngineRun, Task
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.training.job import own_stream, share_of_device
 from mspcaps.training.recipe import Recipe
 from mspcaps.training.sweep import run_sweep
@@ -39,7 +39,7 @@ def run_together(runs: list[EngineRun], pool: ThreadPoolExecutor, steps: int) ->
     return max(pool.map(run_on_stream, runs))
 
 
-def pack(
+def measure_packed(
     model: str, task: Task, device: torch.device, effort: Effort, count: int, quick: bool, log: Log
 ) -> dict[str, Any]:
     """The throughput of `count` concurrent runs, relative to a single run."""
@@ -58,10 +58,10 @@ def pack(
     if count * share_of_device(replace(PAPER, model=model, img_size=task.img_size), device) > 1 or quick:
         return result  # a sweep would run fewer at a time
     log(f"timing a sweep of {count} runs")
-    return result | {"sweep": pack_sweep(model, task, device, count)}
+    return result | {"sweep": measure_sweep(model, task, device, count)}
 
 
-def pack_sweep(model: str, task: Task, device: torch.device, count: int, epochs: int = EPOCHS) -> dict[str, Any]:
+def measure_sweep(model: str, task: Task, device: torch.device, count: int, epochs: int = EPOCHS) -> dict[str, Any]:
     """The same with `run_sweep`, including evaluations."""
     with TemporaryDirectory() as folder:
         data = Path(folder, "synthetic.npz")
@@ -91,7 +91,7 @@ def epochs_per_second(recipes: list[Recipe], device: torch.device, folder: Path)
                 start.wait()
             ends[trainer.recipe.seed].append(time.perf_counter())
 
-    outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=lambda line: None, listener=note)
+    outcomes = run_sweep(recipes, device, out=folder, results=folder / "results", log=silent, listener=note)
     if failed := [outcome for outcome in outcomes if outcome.state != "done"]:
         raise MspcapsError(f"a timed run did not finish: {failed[0].detail}")
     return rate_while_all_train(list(ends.values()))

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result
 from mspcaps.bench.timing import Effort, measure_peak, significant, time_interleaved
 from mspcaps.bench.variants import PAPER, EngineRun, Task
 from mspcaps.bench.votes import META, peak_bytes
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.training.memory import check_memory
 
 SIZES, BATCH = (64, 96, 224, 512), 2  # the batch is that of the largest size

@@ -20,10 +20,6 @@ Log = Callable[[str], None]
 CPU = torch.device("cpu")
 
 
-def silent(line: str) -> None:
-    """The default log of every benchmark."""
-
-
 def environment(device: torch.device) -> dict[str, Any]:
     """Machine and software. `busy` means that other programs were computing when it began."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

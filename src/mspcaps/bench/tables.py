@@ -17,7 +17,9 @@ def result_tables(result: Result) -> TablesAndNotes:
         "train": training, "infer": inference, "families": families, "attack": attack, "memory": memory,
         "pixels": pixels,
     }  # fmt: skip
-    return kinds[result["what"]](result)
+    tables, notes = kinds[result["what"]](result)
+    missing = result.get("unavailable", {}) | result.get("failed", {})
+    return tables, [*notes, *busy_note(result), *(f"Without {name}: {why}" for name, why in missing.items())]
 
 
 def training(result: Result) -> TablesAndNotes:
@@ -37,7 +39,6 @@ def training(result: Result) -> TablesAndNotes:
         f"{number(matmul['tflops'])} TFLOP/s.",
         "* Derived from the time per step, without evaluation.",
         *(["Costs at other sizes were measured with the eager engine."] if scaled_eagerly else []),
-        *busy_note(result),
     ]
 
 
@@ -113,8 +114,6 @@ def inference(result: Result) -> TablesAndNotes:
         f"image, and {model} has {ratios['throughput_ours_vs_resnet']:.2f} times its throughput.",
         f"{machine(result)}; {result['precision']}.",
         "Images/s are the highest of all batch sizes tried; the last column names that batch size.",
-        *busy_note(result),
-        *left_out(result["unavailable"]),
     ]
 
 
@@ -137,8 +136,6 @@ def families(result: Result) -> TablesAndNotes:
         f"“Relative”: images per second over those of {result['reference']}, measured in turn with each family.",
         f"{machine(result)}; training: {train['form']}, {train['precision']}, batch size {result['batch_size']}; "
         f"inference: {infer['form']}, batch size {result['inference_batch_size']}; synthetic images like CIFAR-10's.",
-        *busy_note(result),
-        *left_out(result["failed"]),
     ]
 
 
@@ -157,8 +154,6 @@ def attack(result: Result) -> TablesAndNotes:
         f"BIM with {result['steps']} steps and eps 8/255 on test images of CIFAR-10; batch size "
         f"{result['batch_size']:,}; PyTorch's default precision.",
         f"{machine(result)}.",
-        *busy_note(result),
-        *left_out(result["unavailable"]),
     ]
 
 
@@ -192,7 +187,6 @@ def memory(result: Result) -> TablesAndNotes:
         "processor, each measured in a new process, in turn.",
         *(f"The answer: “{run['answer']}”." for run in result["refused"] if run["answer"]),
         f"{machine(result)}.",
-        *busy_note(result),
     ]
 
 
@@ -209,8 +203,7 @@ def pixels(result: Result) -> TablesAndNotes:
     rows += [(side, "-", "-", "-", "-", "-") for side in result["refused"]]
     return [(head, rows)], [
         f"Training steps of {result['model']}, each with about the same number of pixels. {machine(result)}.",
-        *left_out({f"{side} pixels": why for side, why in result["refused"].items()}),
-        *busy_note(result),
+        *(f"Without {side} pixels: {why}" for side, why in result["refused"].items()),
     ]
 
 
@@ -226,10 +219,6 @@ def busy_note(result: Result) -> list[str]:
     """On a busy machine not even ratios are reliable."""
     load, busy = (result["environment"][key] for key in ("load_before", "busy"))
     return [f"The machine was busy (load {load}): measure again when it is idle."] if busy else []
-
-
-def left_out(reasons: dict[str, str]) -> list[str]:
-    return [f"Without {name}: {why}" for name, why in reasons.items()]
 
 
 def span(times: dict[str, float]) -> str:

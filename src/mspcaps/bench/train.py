@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mspcaps.bench.packed import pack
-from mspcaps.bench.result import CPU, Log, choose_batch, new_result, silent, yardstick
+from mspcaps.bench.packed import measure_packed
+from mspcaps.bench.result import CPU, Log, choose_batch, new_result, yardstick
 from mspcaps.bench.timing import (
     Effort,
     TakeSteps,
@@ -20,13 +20,14 @@ from mspcaps.bench.timing import (
     time_interleaved,
 )
 from mspcaps.bench.variants import AUGMENT, CIFAR10, PAPER, EagerReference, EngineRun, Task
-from mspcaps.errors import MspcapsError, first_line
+from mspcaps.errors import MspcapsError, first_line, silent
 from mspcaps.models import summarize
 from mspcaps.training.device import Engine, choose_engine, working_precision
 from mspcaps.training.distributed import group_of_one, synchronize_batchnorm
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"cpu": ("eager", "compile"), "cuda": ("eager", "compile", "cudagraph")}
 EPOCHS = PAPER.epochs
+Variant = EngineRun | EagerReference
 CONVENTIONS = {
     "data": "synthetic: random uint8 images of CIFAR-10's shape and count, augmented as CIFAR-10 is",
     "ms_per_step": "median over blocks of steps; the blocks of all variants are interleaved",
@@ -61,9 +62,9 @@ def bench_train(
     task = Task(size, images=2 * size if quick else max(CIFAR10.train, size))
     result |= compare(model, yardstick(model), task, device, effort, quick, log)
     if scaling:
-        result["scaling"] = grow(model, device, effort, points(task, quick), log)
+        result["scaling"] = measure_scaling(model, device, effort, scaling_tasks(task, quick), log)
     if packed:
-        result["packed"] = pack(model, task, device, effort, packed, quick, log)
+        result["packed"] = measure_packed(model, task, device, effort, packed, quick, log)
     if group:
         result["group"] = compare_group(model, task, device, effort, log)
     return result
@@ -73,30 +74,9 @@ def compare(
     model: str, other: str, task: Task, device: torch.device, effort: Effort, quick: bool, log: Log
 ) -> dict[str, Any]:
     """Ours, the reference, the ResNet and a matrix product, interleaved."""
-    data = task.data()
-    on_device = data.to(device)
-    runs: dict[str, EngineRun | EagerReference] = {}
-    images = 0 if quick else EPOCHS * CIFAR10.train  # as for the paper's recipe
-    engine = choose_engine(None, device, images=images, model=task.model(model))
+    runs: dict[str, Variant] = {}
     memory: dict[str, int | None] = {}
-    makers: dict[str, Callable[[], EngineRun | EagerReference]] = {
-        "ours": lambda: EngineRun(task.model(model), on_device, task, engine),
-        "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
-        "resnet": lambda: EngineRun(task.model(other), on_device, task, engine),
-    }
-    engines = [] if quick else [name for name in ENGINES.get(device.type, ()) if name != engine]
-    makers |= {f"ours_{name}": partial(EngineRun, task.model(model), on_device, task, name) for name in engines}
-    if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
-        makers["ours_kernels_off"] = lambda: EngineRun(task.model(model), on_device, task, engine, fused=False)
-    if device.type == "cpu":  # where bf16 has to be asked for
-        makers["ours_bf16"] = lambda: EngineRun(task.model(model), on_device, task, engine, precision="bf16")
-
-    def start(make: Callable[[], EngineRun | EagerReference]) -> EngineRun | EagerReference:
-        variant = make()
-        variant.run(2)  # the allocator needs a first step to warm up
-        return variant
-
-    for name, make in makers.items():
+    for name, make in variant_makers(model, other, task, device, quick).items():
         log(f"preparing {name.replace('_', ', ')}")
         try:
             runs[name], memory[name] = measure_peak(partial(start, make), device)
@@ -126,6 +106,38 @@ def compare(
     compared = [name for name in ("reference", "resnet", "ours_kernels_off") if name in rate]
     ratios = {f"ours_vs_{name.removeprefix('ours_')}": round(rate["ours"] / rate[name], 3) for name in compared}
     return {"matmul": matmul, "variants": variants, "ratios": ratios}
+
+
+def variant_makers(
+    model: str, other: str, task: Task, device: torch.device, quick: bool
+) -> dict[str, Callable[[], Variant]]:
+    """What is compared, by name; each is made only when its turn comes, so that its memory can be measured."""
+    data = task.data()
+    on_device = data.to(device)
+    images = 0 if quick else EPOCHS * CIFAR10.train  # as for the paper's recipe
+    engine = choose_engine(None, device, images=images, model=task.model(model))
+
+    def ours(engine: Engine = engine, **options: Any) -> Callable[[], Variant]:
+        return lambda: EngineRun(task.model(model), on_device, task, engine, **options)
+
+    makers: dict[str, Callable[[], Variant]] = {
+        "ours": ours(),
+        "reference": lambda: EagerReference(task.model(model), data, task.batch_size, AUGMENT, device),
+        "resnet": lambda: EngineRun(task.model(other), on_device, task, engine),
+    }
+    engines = [] if quick else [name for name in ENGINES.get(device.type, ()) if name != engine]
+    makers |= {f"ours_{name}": ours(name) for name in engines}
+    if device.type == "cuda" and engine != "eager":  # elsewhere there are no kernels to switch off
+        makers["ours_kernels_off"] = ours(fused=False)
+    if device.type == "cpu":  # where bf16 has to be asked for
+        makers["ours_bf16"] = ours(precision="bf16")
+    return makers
+
+
+def start(make: Callable[[], Variant]) -> Variant:
+    variant = make()
+    variant.run(2)  # the allocator needs a first step to warm up
+    return variant
 
 
 def matrix_product(n: int, dtype: torch.dtype, device: torch.device) -> TakeSteps:
@@ -161,9 +173,7 @@ def compare_group(model: str, task: Task, device: torch.device, effort: Effort, 
     }
 
 
-def describe(
-    model: str, variant: EngineRun | EagerReference, task: Task, timing: Timing, ceiling: float
-) -> dict[str, Any]:
+def describe(model: str, variant: Variant, task: Task, timing: Timing, ceiling: float) -> dict[str, Any]:
     """The figures of one variant."""
     cost = summarize(model, task.num_classes, CIFAR10.channels, task.img_size)
     rate = 1000 * task.batch_size / timing.median
@@ -181,7 +191,7 @@ def describe(
     }
 
 
-def points(task: Task, quick: bool) -> dict[str, list[Task]]:
+def scaling_tasks(task: Task, quick: bool) -> dict[str, list[Task]]:
     """Axis -> the tasks along it, smallest first."""
     small = replace(task, images=2 * task.batch_size if quick else 16 * task.batch_size)
     if quick:
@@ -195,7 +205,7 @@ def points(task: Task, quick: bool) -> dict[str, list[Task]]:
     }
 
 
-def grow(
+def measure_scaling(
     model: str, device: torch.device, effort: Effort, along: dict[str, list[Task]], log: Log
 ) -> dict[str, list[dict[str, Any]]]:
     """The cost of our engine along each axis, all points interleaved."""

@@ -7,7 +7,6 @@ modules run in fp32, autograd fills .grad, and torch.optim.AdamW takes the step.
 way: several persistent workers, pinned memory, non-blocking copies, and no loss read back from the device.
 """
 
-import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,6 +114,12 @@ def random_crop(image: Tensor, padding: int) -> Tensor:
     return F.pad(image, (padding,) * 4)[:, top : top + h, left : left + w]
 
 
+def endless(loader: "DataLoader[tuple[Tensor, Tensor]]") -> Iterator[list[Tensor]]:
+    """Its batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
 class EagerReference:
     """Steps of ordinary eager training, epoch after epoch."""
 
@@ -131,7 +136,7 @@ class EagerReference:
             persistent_workers=self.workers > 0, pin_memory=device.type == "cuda",
         )  # fmt: skip
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PAPER.lr, weight_decay=PAPER.weight_decay)
-        self.batches: Iterator[list[Tensor]] = (batch for _ in itertools.count() for batch in self.loader)
+        self.batches = endless(self.loader)
         self.loss_sum = torch.zeros((), device=device)
 
     def run(self, steps: int) -> int:

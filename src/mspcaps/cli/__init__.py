@@ -10,8 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial, wraps
-from itertools import dropwhile, takewhile
-from operator import not_
 from typing import Any
 
 import tyro
@@ -158,12 +156,18 @@ def parse(program: str, parser: Callable[..., Command]) -> Command:
             raise
     except AssertionError as error:  # --tyro-print-completion does not know the shell
         box.write(f"\n{error}")
-    lines = [line.strip("│╭╰╮╯─ ") for line in re.sub(r"\x1b\[[0-9;]*m|-{5,}", "", box.getvalue()).splitlines()]
-    message = " ".join(takewhile(bool, dropwhile(not_, lines[1:]))).rstrip(".")  # below the title
+    raise MspcapsError(f"{message_in(box.getvalue())}: see `{program} --help`")
+
+
+def message_in(box: str) -> str:
+    """The first paragraph below the title of tyro's box, and what it thinks was meant."""
+    without_colours = re.sub(r"\x1b\[[0-9;]*m|-{5,}", "", box)
+    lines = [line.strip("│╭╰╮╯─ ") for line in without_colours.splitlines()]
+    first_paragraph = "\n".join(lines[1:]).strip("\n").partition("\n\n")[0]
+    message = first_paragraph.replace("\n", " ").rstrip(".")
     if "Perhaps you meant:" in lines:
         message += f", perhaps you meant {lines[lines.index('Perhaps you meant:') + 1]}"
-    message = re.sub("'None', |, 'None'(?=[])])", "", message)  # refused as a value
-    raise MspcapsError(f"{message}: see `{program} --help`")
+    return re.sub("'None', |, 'None'(?=[])])", "", message)  # refused as a value
 
 
 def refuse(why: str) -> int:

@@ -64,7 +64,11 @@ def bench(
         keep = partial(write_result, results)
         result = benchmarks.bench_families(model, chosen, batch_size, models, quick, log, keep)
     else:
-        result = getattr(benchmarks, f"bench_{what}")(model, chosen, batch_size, quick, log)
+        run = {
+            "infer": benchmarks.bench_infer, "attack": benchmarks.bench_attack, "memory": benchmarks.bench_memory,
+            "pixels": benchmarks.bench_pixels,
+        }[what]  # fmt: skip
+        result = run(model, chosen, batch_size, quick, log)
     blocks, notes = tables.result_tables(result)
     for head, rows in blocks:
         table(head, rows, right=range(1, len(head)))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,7 +102,8 @@ def note_skipped(paths: Iterable[Path]) -> None:
 
     skipped: Skipped = Counter()
     for folder in filter(os.path.isdir, map(Path.expanduser, paths)):
-        deque(pictures_below(folder, skipped=skipped), maxlen=0)
+        for _ in pictures_below(folder, skipped=skipped):
+            pass  # only the other files count
     if skipped:
         note(f"there are also {describe_skipped(skipped)}")
 

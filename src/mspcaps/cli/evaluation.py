@@ -1,6 +1,5 @@
 """`mspcaps eval` and `mspcaps attack`: measure trained weights on images as they are, changed or attacked."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,7 +22,7 @@ from mspcaps.cli.common import (
     show_progress,
     table,
 )
-from mspcaps.errors import MspcapsError
+from mspcaps.errors import MspcapsError, silent
 from mspcaps.files import check_writable
 from mspcaps.progress import say
 
@@ -77,6 +76,7 @@ def evaluate(
     """
     from mspcaps.evaluation import evaluate as run
     from mspcaps.evaluation import evaluate_ensemble, load_for
+    from mspcaps.evaluation.load import trained_on
     from mspcaps.report.run import page_path
 
     form = choose_format(json, csv)
@@ -86,19 +86,18 @@ def evaluate(
         dataset = load_for(models[0], data, split, progress.update, skip_broken=skip_broken, tell=note)
     subset = random_subset(dataset, images)
     if shifts:
-        part, suffix = subset is not dataset, "" if split == "test" else f" {split}"  # entries are named after the data
-        named = dataclasses.replace(subset, name=subset.name + suffix)
-        show_shifts(weights[0], models[0], named, part, batch_size, chosen_device, results)
+        part = subset is not dataset
+        show_shifts(weights[0], models[0], subset, split, part, batch_size, chosen_device, results)
         return
     with show_progress("images") as progress:
         settings = (batch_size, chosen_device, progress.update)
         if len(models) > 1:
-            quiet = lambda sentence: None  # noqa: E731 - broken pictures are noted above
-            result, members = evaluate_ensemble(models, data, split, *settings, skip_broken, quiet, flip)
+            # broken pictures are noted above
+            result, members = evaluate_ensemble(models, data, split, *settings, skip_broken, silent, flip)
         else:
             result, members = run(models[0], subset, *settings, flip=flip), []
     target = page_path(out, weights, subset.name, split, images, flip) if page else None
-    source = data or vars(models[0])["metadata"]["recipe"]["data"]
+    source = data or str(trained_on(models[0]))
     show_result(form, weights, models[0], members, result, subset, source, split, skip_broken, target)
 
 
@@ -213,10 +212,10 @@ def random_subset(data: "ImageSet", count: int | None) -> "ImageSet":
 
 
 def show_shifts(
-    weights: str, model: "nn.Module", data: "ImageSet", part: bool, batch_size: int, device: "torch.device",
-    results: Path,
+    weights: str, model: "nn.Module", data: "ImageSet", split: str, part: bool, batch_size: int,
+    device: "torch.device", results: Path,
 ) -> None:  # fmt: skip
-    """Measure on changed images, print the table and write the figures."""
+    """Measure on changed images, print the table and write the figures; `part` says that these are not all images."""
     from mspcaps.bench.result import environment
     from mspcaps.evaluation import ShiftResult, evaluate_shifts, write_shifts
     from mspcaps.files import sha256_of
@@ -225,10 +224,11 @@ def show_shifts(
     machine = environment(device)
     with show_progress("images") as progress:
         evaluation = evaluate_shifts(model, data, (), 0, batch_size, device, progress.update)
-    result = ShiftResult.of(model, data.name, evaluation, part, sha256_of(weights_path(weights)), machine)
+    name = data.name if split == "test" else f"{data.name} {split}"  # entries are named after the data
+    result = ShiftResult.of(model, name, evaluation, part, sha256_of(weights_path(weights)), machine)
     heads, rows = result.table()
     table(heads, rows, right=range(2, len(heads)))
-    say(f"accuracy in percent on {evaluation.n:,} images of {data.name}")
+    say(f"accuracy in percent on {evaluation.n:,} images of {name}")
     path, chart = write_shifts(results, result)
     say(f"Figures: {path}\nChart:   {chart}")
 

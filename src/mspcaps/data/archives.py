@@ -11,23 +11,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error
 
 MAX_BYTES = 1 << 30  # bytes; the largest raw set (SVHN) unpacks to 0.3 GiB
 _BROKEN = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, UnicodeDecodeError, ValueError,
+    RuntimeError,  # a zip that needs a password
 )  # fmt: skip
 
 
 def read_gzip(path: Path) -> bytes:
     """The content of a .gz file, or of a plain file as it is."""
-    try:
+    with as_user_error(f"cannot read {path}", _BROKEN):
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if compressed else path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except _BROKEN as error:
-        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if len(content) > MAX_BYTES:
         raise MspcapsError(f"{path} unpacks to more than {MAX_BYTES} bytes, more than any known data set")
     return content
@@ -35,21 +34,15 @@ def read_gzip(path: Path) -> bytes:
 
 def unpack_tar(path: Path, folder: Path) -> None:
     """Unpack the plain files of a tar archive (also .gz, .xz) into the folder; anything unsafe is refused."""
-    try:
-        with tarfile.open(path) as archive:
-            _unpack(_tar_files(archive, path), path, folder)
-    except _BROKEN as error:
-        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
+    with as_user_error(f"cannot unpack {path}", _BROKEN), tarfile.open(path) as archive:
+        _unpack(_tar_files(archive, path), path, folder)
 
 
 def unpack_zip(path: Path, folder: Path) -> None:
     """Unpack the plain files of a zip archive, such as a wheel, by the same rules."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.infolist() if not member.is_dir()]
-            _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder)
-    except (*_BROKEN, RuntimeError) as error:  # RuntimeError: it needs a password
-        raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
+    with as_user_error(f"cannot unpack {path}", _BROKEN), zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        _unpack(((file.filename, file.file_size, archive.open(file)) for file in members), path, folder)
 
 
 def unpack_deb(path: Path, folder: Path) -> None:
@@ -60,10 +53,9 @@ def unpack_deb(path: Path, folder: Path) -> None:
     command = [tool, "--fsys-tarfile", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            readable = as_user_error(f"cannot unpack {path}", _BROKEN)
+            with readable, tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 _unpack(_tar_files(archive, path), path, folder)
-        except _BROKEN as error:
-            raise MspcapsError(f"cannot unpack {path}: {reason(error)}") from error
         finally:
             process.kill()
 

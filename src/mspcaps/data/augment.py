@@ -133,13 +133,21 @@ def change_sharpness(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def cut_out(x: Tensor, place: Tensor, side: int) -> Tensor:
-    """x [b, c, h, w], place [b, 2] in [0, 1), over all positions at which the whole square is inside the image."""
+    """A grey square on every image of x [b, c, h, w]; place [b, 2] is as in `rectangles`."""
+    return torch.where(rectangles(place, (side, side), x), GREY, x)
+
+
+def rectangles(place: Tensor, sides: tuple[int, int], x: Tensor) -> Tensor:
+    """Which pixels of each image of x [b, c, h, w] a rectangle covers: bool [b, 1, h, w].
+
+    place [b, 2] in [0, 1) runs over all positions at which the whole rectangle is inside the image.
+    """
     inside = []
-    for axis, length in enumerate(x.shape[2:]):
+    for axis, (length, side) in enumerate(zip(x.shape[2:], sides, strict=True)):
         start = (place[:, axis] * (length - side + 1)).floor().clamp(max=length - side).view(-1, 1)
         along = torch.arange(length, device=x.device)
         inside.append((along >= start) & (along < start + side))  # [b, length]
-    return torch.where(inside[0][:, None, :, None] & inside[1][:, None, None, :], GREY, x)
+    return inside[0][:, None, :, None] & inside[1][:, None, None, :]
 
 
 def move_images(images: Tensor, index: Tensor, draws: Tensor, augment: Augmentation) -> Tensor:

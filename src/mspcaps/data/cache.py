@@ -19,7 +19,7 @@ import numpy as np
 
 from mspcaps.data.catalog import ARRAYS, CATALOG, SAMPLE, Facts, Variant, facts
 from mspcaps.data.formats import array_sha256, read_npz, read_packed
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error
 from mspcaps.files import write_atomically
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"  # made by tools/pack_sample.py
@@ -119,15 +119,13 @@ def match_variant(entry: Facts, arrays: Mapping[str, np.ndarray], raw_verified: 
 def temporary_folder() -> Iterator[Path]:
     """A folder beside the cached files, removed afterwards whatever happens, as are leftovers of killed processes."""
     root = cache_root()
-    try:
+    with as_user_error(f"cannot write to the cache folder {root}"):
         root.mkdir(parents=True, exist_ok=True)
         for old in root.glob(f"{_FETCHING}*"):
             with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                 if time.time() - old.stat().st_mtime > 86400:
                     shutil.rmtree(old, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=_FETCHING, dir=root, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise MspcapsError(f"cannot write to the cache folder {root}: {reason(error)}") from error
     with folder as name:
         yield Path(name)
 

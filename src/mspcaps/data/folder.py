@@ -38,7 +38,7 @@ from mspcaps.data.pictures import (
     read_header,
     read_picture,
 )
-from mspcaps.errors import MspcapsError, reason, warn
+from mspcaps.errors import MspcapsError, as_user_error, reason, warn
 from mspcaps.files import ProgressFn, no_progress, to_utf8
 
 T = TypeVar("T")
@@ -282,10 +282,8 @@ def _split_pictures(root: Path, folder: Path | None, classes: Sequence[str], ski
 
 
 def _class_folders(folder: Path, root: Path) -> tuple[str, ...]:
-    try:
+    with as_user_error(f"cannot read {folder}"):
         folders = [item for item in sorted(folder.iterdir()) if item.is_dir() and not item.name.startswith(".")]
-    except OSError as error:
-        raise MspcapsError(f"cannot read {folder}: {reason(error)}") from error
     for item in folders:
         if root.resolve().is_relative_to(item.resolve()):
             raise MspcapsError(f"{item} is a link back to {item.resolve()}, which contains it: remove the link")

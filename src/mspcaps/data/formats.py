@@ -18,7 +18,7 @@ import numpy as np
 
 from mspcaps.data.archives import read_gzip
 from mspcaps.data.pictures import read_pixels
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error
 from mspcaps.files import check_readable
 
 COLUMNS = 100  # images per row of a packed mosaic
@@ -161,11 +161,8 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.nda
     check_readable(path)
     if not zipfile.is_zipfile(path):
         raise MspcapsError(f"{path} is not an .npz archive, or it is cut off")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in (archive.files if names is None else names)}
-    except BROKEN as error:
-        raise MspcapsError(f"cannot read {path} as .npz: {reason(error)}") from error
+    with as_user_error(f"cannot read {path} as .npz", BROKEN), np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in (archive.files if names is None else names)}
     if odd := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
         raise MspcapsError(f"cannot read {path} as .npz: {odd[0]} is not an array")
     return arrays
@@ -182,10 +179,8 @@ def npz_names(path: Path) -> set[str]:
 
 def has_manifest(folder: Path) -> bool:
     """Whether this is a folder of packed parts."""
-    try:
+    with as_user_error(f"cannot read {folder}"):
         return (folder / "manifest.json").is_file()
-    except OSError as error:
-        raise MspcapsError(f"cannot read {folder}: {reason(error)}") from error
 
 
 def read_packed(folder: Path) -> dict[str, np.ndarray]:
@@ -233,10 +228,8 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    try:
+    with as_user_error(f"cannot read {path}", BROKEN):
         array = np.load(path, allow_pickle=False)
-    except BROKEN as error:
-        raise MspcapsError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(array, np.ndarray):
         raise MspcapsError(f"{path} is not an .npy array")
     return array

@@ -24,6 +24,11 @@ def to_float(images: Tensor) -> Tensor:
     return images
 
 
+def random_numbers(count: int, n: int) -> Tensor:
+    """At most `count` of the numbers below n, sorted, random but always the same."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count].sort().values
+
+
 def fold_numbers(labels: Tensor, folds: int) -> Tensor:
     """labels [N] -> fold numbers [N] from 1 to folds, random but always the same. All folds have the same number of
     images, and of every class, to within one."""

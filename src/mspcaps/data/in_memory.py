@@ -61,16 +61,14 @@ def to_nhwc(array: np.ndarray, channels: int, channels_first: bool) -> np.ndarra
     The channels are the first or the last axis of an image, whichever has length 1, 3, 4 or the number that the model
     takes; if both do, the first one for tensors and the last one for arrays. A batch of grey images [n, h, w] has none.
     """
-    counts = {1, 3, 4, channels}
-    shape = array.shape
+    shape, counts = array.shape, {1, 3, 4, channels}
     if array.ndim == 2:
         return array[None, :, :, None]
     if array.ndim not in (3, 4):
         raise MspcapsError(
             f"an image has the shape [h, w], [h, w, c] or [c, h, w], and a batch has one axis more, but this is {shape}"
         )
-    start = array.ndim - 3
-    first, last = shape[start] in counts, shape[-1] in counts
+    first, last = shape[-3] in counts, shape[-1] in counts
     if array.ndim == 3 and not last and first and channels == 1 and shape[0] != 1:
         raise MspcapsError(
             f"images of shape {shape} could be {shape[0]} grey ones or a single one in colour: add an axis for the "
@@ -80,8 +78,8 @@ def to_nhwc(array: np.ndarray, channels: int, channels_first: bool) -> np.ndarra
         return array[..., None]
     if not (first or last):
         raise MspcapsError(f"images of shape {shape} have no axis of 1 or 3 channels")
-    batch = array if start else array[None]
-    return np.moveaxis(batch, 1, -1) if (first and channels_first) or not last else batch
+    batch = array if array.ndim == 4 else array[None]
+    return np.moveaxis(batch, 1, -1) if first and (channels_first or not last) else batch
 
 
 def fit_image(image: Path | Image.Image | np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:

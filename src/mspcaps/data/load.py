@@ -116,7 +116,8 @@ def _from_arrays(arrays: dict[str, np.ndarray], split: str, classes: tuple[str, 
     """x_*, y_* -> one split. Without class names, classes are called by their numbers in all splits; without a test
     split, the validation images are the test images."""
     if "x_test" not in arrays:
-        arrays = {{"x_val": "x_test", "y_val": "y_test"}.get(key, key): array for key, array in arrays.items()}
+        new_names = {"x_val": "x_test", "y_val": "y_test"}
+        arrays = {new_names.get(key, key): array for key, array in arrays.items()}
     parts = [part for part in PARTS if split in (part, "all") and f"x_{part}" in arrays]
     if not parts or any(f"y_{part}" not in arrays for part in parts):
         raise MspcapsError(

@@ -11,7 +11,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -142,25 +142,20 @@ def known_formats(path: Path) -> tuple[str, ...]:
 def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[tuple[int, int], bool]:
     """Upright size (height, width) and whether the picture is grey, from its header alone."""
     with open_picture(path, max_pixels) as picture:
-        try:
+        with _decoding(path):
             # asking a PNG or GIF for its EXIF data would decode the whole picture
             turned = (
                 picture.format in ("JPEG", "MPO", "WEBP", "TIFF", "AVIF")
                 and picture.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
             )
-        except _BROKEN as error:
-            raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
         width, height = picture.size
         return (width, height) if turned else (height, width), picture.mode in _GREY_MODES
 
 
 def read_pixels(path: Path, channels: int) -> np.ndarray:
     """All pixels as stored, uint8 [H, W, channels] with 1 or 3 channels: for mosaics, where no value may change."""
-    with open_picture(path) as picture:
-        try:
-            pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
-        except _BROKEN as error:
-            raise MspcapsError(f"cannot read {path}: {_reason(error)}") from error
+    with open_picture(path) as picture, _decoding(path):
+        pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     if pixels.shape[2] < channels:
         raise MspcapsError(f"{path} is a greyscale picture, but colour is needed")
@@ -172,17 +167,14 @@ def read_picture(source: Path | Image.Image, size: tuple[int, int], channels: in
 
     `source` is a file, or an open Pillow image, which stays as it is.
     """
-    with nullcontext(source) if isinstance(source, Image.Image) else open_picture(source) as picture:
-        try:
-            if picture is not source:
-                # a JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time and memory
-                picture.draft(picture.mode, (MAX_DECODE_SCALE * max(size), MAX_DECODE_SCALE * max(size)))
-            upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
-            if upright.size != (size[1], size[0]):
-                upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        except (*_BROKEN, MspcapsError) as error:
-            name = "the picture" if picture is source else source
-            raise MspcapsError(f"cannot read {name}: {_reason(error)}") from error
+    opened = nullcontext(source) if isinstance(source, Image.Image) else open_picture(source)
+    with opened as picture, _decoding("the picture" if picture is source else source):
+        if picture is not source:
+            # a JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time and memory
+            picture.draft(picture.mode, (MAX_DECODE_SCALE * max(size), MAX_DECODE_SCALE * max(size)))
+        upright = _flatten(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
+        if upright.size != (size[1], size[0]):
+            upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.array(upright)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -200,6 +192,15 @@ def _flatten(picture: Image.Image) -> Image.Image:
         layers = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
     return picture
+
+
+@contextmanager
+def _decoding(name: object) -> Iterator[None]:
+    """Turn what a damaged picture raises into one sentence."""
+    try:
+        yield
+    except (*_BROKEN, MspcapsError) as error:
+        raise MspcapsError(f"cannot read {name}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mspcaps.data.formats import BROKEN
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, as_user_error
 
 SIDE = 40  # pixels of mnist40
 ROTATION, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)  # as in affNIST: +- degrees, +- shear, factor of each axis
@@ -147,15 +147,13 @@ def read_sprites(path: Path, numbers: np.ndarray) -> np.ndarray:
     order = np.argsort(numbers)
     ends = np.searchsorted(numbers[order], np.arange(block, total + 1, block))
     sprites = np.zeros((len(numbers), 64, 64), np.uint8)
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
-            np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0(file)
-            if header != ((total, 64, 64), False, np.dtype(np.uint8)):
-                raise MspcapsError(f"{path} is not dSprites: its images are {header[2]} {header[0]}")
-            for start, end in zip([0, *ends[:-1]], ends, strict=True):
-                pixels = np.frombuffer(file.read(block * 64 * 64), np.uint8).reshape(block, 64, 64)
-                sprites[order[start:end]] = pixels[numbers[order[start:end]] % block]
-    except BROKEN as error:
-        raise MspcapsError(f"cannot read {path} as dSprites: {reason(error)}") from error
+    readable = as_user_error(f"cannot read {path} as dSprites", BROKEN)
+    with readable, zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
+        np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0(file)
+        if header != ((total, 64, 64), False, np.dtype(np.uint8)):
+            raise MspcapsError(f"{path} is not dSprites: its images are {header[2]} {header[0]}")
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            pixels = np.frombuffer(file.read(block * 64 * 64), np.uint8).reshape(block, 64, 64)
+            sprites[order[start:end]] = pixels[numbers[order[start:end]] % block]
     return sprites

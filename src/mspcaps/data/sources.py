@@ -18,7 +18,7 @@ from mspcaps.data.archives import MAX_BYTES, unpack_deb, unpack_tar, unpack_zip
 from mspcaps.data.cache import cache_path, is_cached, store, temporary_folder, verify
 from mspcaps.data.catalog import SAMPLE, Facts, Package, Web, facts
 from mspcaps.data.convert import convert, derive
-from mspcaps.errors import MspcapsError, reason
+from mspcaps.errors import MspcapsError, reason, silent
 from mspcaps.files import ProgressFn, no_progress
 
 Report = Callable[[str], None]
@@ -26,7 +26,7 @@ TIMEOUT = 10.0  # seconds to wait for a web server
 CLIENT_TIMEOUT = 1800.0  # seconds for a registry client to finish
 
 
-def get(name: str, report: Report = lambda line: None, progress: ProgressFn = no_progress) -> Path:
+def get(name: str, report: Report = silent, progress: ProgressFn = no_progress) -> Path:
     """Fetch a set of the catalog into the cache unless it is there and intact; returns the cached file.
 
     `report` receives one sentence per source tried.
@@ -63,7 +63,7 @@ def get(name: str, report: Report = lambda line: None, progress: ProgressFn = no
     )
 
 
-def import_files(name: str, path: Path | str, report: Report = lambda line: None) -> Path:
+def import_files(name: str, path: Path | str, report: Report = silent) -> Path:
     """Import a set of the catalog from raw files, packed parts or an .npz at `path`; returns the cached file."""
     entry = facts(name)
     if entry.name == SAMPLE:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from mspcaps.data import FolderImages
-from mspcaps.errors import MspcapsError, warn
+from mspcaps.errors import MspcapsError, silent, warn
 from mspcaps.evaluation.accuracy import Data, Evaluation, evaluate, measure
-from mspcaps.evaluation.load import load_for
+from mspcaps.evaluation.load import load_for, trained_on
 from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import as_model, config_of, unwrapped
 
@@ -36,22 +36,26 @@ def evaluate_ensemble(
         raise MspcapsError(f"an ensemble needs at least two models, not {len(members)}")
     check_alike(members)
     if data is None:
-        data = getattr(unwrapped(members[0]), "metadata", {}).get("recipe", {}).get("data")
+        data = trained_on(members[0])
     if skip_broken and isinstance(data, FolderImages):
         data = data.readable(tell)
     results = []
     for number, member in enumerate(members, start=1):
-        suffix = f" with model {number} of {len(members)}"
-        report = lambda what, done, total, suffix=suffix: progress(what + suffix, done, total)  # noqa: E731
-        images = data
+        report = with_suffix(progress, f" with model {number} of {len(members)}")
         if data is None or isinstance(data, str | Path):
-            tell_once = tell if number == 1 else lambda sentence: None  # the same pictures every time
-            images = load_for(member, data, split, report, skip_broken=skip_broken, tell=tell_once)
+            images: Data = load_for(member, data, split, report, skip_broken=skip_broken, tell=tell)
+            tell = silent  # the same pictures are broken for every model
+        else:
+            images = data
         results.append(evaluate(member, images, batch_size, device, report, flip=flip))
         if not torch.equal(results[-1].labels, results[0].labels):
             raise MspcapsError(f"model {number} numbers the classes in a different order than model 1")
     scores = torch.stack([result.scores for result in results]).mean(0)  # [n, K]
     return measure(unwrapped(members[0]), scores, results[0].labels, results[0].classes, flip=flip), results
+
+
+def with_suffix(progress: ProgressFn, suffix: str) -> ProgressFn:
+    return lambda what, done, total: progress(what + suffix, done, total)
 
 
 def check_alike(members: Sequence[nn.Module]) -> None:

@@ -170,16 +170,15 @@ def chosen(n: int, device: torch.device) -> Tensor:
 
 def in_chunks(images: Tensor, labels: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]:
     """Chunks of about equal size, no single image among them: it would have no other to swap with."""
-    count = min(-(-len(images) // max(2, min(batch, CHUNK))), max(1, len(images) // 2))
+    count = math.ceil(len(images) / max(2, min(batch, CHUNK)))
+    count = min(count, max(1, len(images) // 2))
     return list(zip(images.tensor_split(count), labels.tensor_split(count), strict=True))
 
 
 @torch.no_grad()
 def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int = CHUNK) -> tuple[BlockHealth, ...]:
     """images [n, c, h, w], uint8 or floats in [0, 1], labels [n], on any device -> the health of each block."""
-    first = next(model.parameters(), None)
-    if first is None:
-        return ()
+    first = next(model.parameters())
     index = chosen(len(images), first.device).to(images.device)
     meter = HealthMeter(model)
     with in_eval_mode(model):
@@ -191,8 +190,11 @@ def measure_health(model: Model, images: Tensor, labels: Tensor, batch_size: int
 def as_curves(epochs: Sequence[Sequence[BlockHealth]]) -> dict[str, dict[str, Any]]:
     """What a ledger keeps: the values of every block in all epochs, to 4 digits; None in epochs without them."""
     rows = [{block.name: block for block in epoch} for epoch in epochs]
+    latest: dict[str, BlockHealth] = {}
+    for row in rows:
+        latest |= row
     curves: dict[str, dict[str, Any]] = {}
-    for name, last in {name: block for row in rows for name, block in row.items()}.items():
+    for name, last in latest.items():
         blocks = [row.get(name) for row in rows]
         curves[name] = {"capsules": last.capsules}
         for measure in ("entropy", "top", "starved"):

@@ -14,6 +14,12 @@ from mspcaps.files import ProgressFn, no_progress
 from mspcaps.models import config_of, unwrapped
 
 
+def trained_on(model: nn.Module) -> str | None:
+    """The name or path of the data that the model was trained on, as in its recipe; None if it does not say."""
+    recipe = getattr(unwrapped(model), "metadata", {}).get("recipe") or {}
+    return recipe.get("data")
+
+
 def load_for(
     model: nn.Module,
     name_or_path: str | Path | None = None,
@@ -29,9 +35,9 @@ def load_for(
     With `skip_broken`, pictures that cannot be read are left out, and `tell` receives a sentence about them.
     """
     model = unwrapped(model)
-    metadata, config = getattr(model, "metadata", {}), config_of(model)
+    config = config_of(model)
     if name_or_path is None:
-        name_or_path = metadata.get("recipe", {}).get("data")
+        name_or_path = trained_on(model)
         if name_or_path is None:
             raise MspcapsError(f"the weights do not say which data they were trained on: name a data set with {option}")
         if name_or_path not in CATALOG and not Path(name_or_path).expanduser().exists():
@@ -45,7 +51,7 @@ def load_for(
         data = (pictures.readable(tell, progress) if skip_broken else pictures).resident(progress)
     else:
         data = load_dataset(name_or_path, split, config["img_size"])
-    return renumber(data, metadata.get("classes"))
+    return renumber(data, getattr(model, "metadata", {}).get("classes"))
 
 
 def renumber(data: ImageSet, classes: list[str] | None) -> ImageSet:

@@ -155,8 +155,6 @@ class Robustness:
 
     def merged(self, other: "Robustness") -> "Robustness":
         """Add the points of another run on the same weights and images; they replace points that both have."""
-        if not self.same_subject(other):
-            raise MspcapsError("only runs on the same weights, images and seed can be merged")
         curves = {curve.key: curve for curve in self.curves}
         for curve in other.curves:
             before = curves[curve.key].points if curve.key in curves else ()
@@ -231,12 +229,17 @@ def unpack(text: str, n: int) -> Bits:
 def result_path(results: Path, result: Robustness, images: int | None = None) -> Path:
     """The name contains `images` if only that many were attacked, model and data if the weights do not name them, and
     the seed unless it is 0."""
-    model = "" if result.weights.startswith(result.model) else result.model
-    data = result.weights.partition(".")[2]
-    dataset = "" if f"{data}-".startswith(f"{result.dataset}-") else result.dataset.replace(" ", "-")
-    count, seed = "" if images is None else str(images), f"seed{result.seed}" if result.seed else ""
-    parts = (model, result.weights, dataset, count, seed)
-    return results / FOLDER / f"{PREFIX}{'-'.join(filter(None, parts))}.json"
+    parts = [result.weights] if result.weights else []
+    if not result.weights.startswith(result.model):
+        parts.insert(0, result.model)
+    named_data = result.weights.partition(".")[2]  # cifar10 or cifar10-linf8 in mspcaps_t.cifar10-linf8
+    if not f"{named_data}-".startswith(f"{result.dataset}-"):
+        parts.append(result.dataset.replace(" ", "-"))
+    if images is not None:
+        parts.append(str(images))
+    if result.seed:
+        parts.append(f"seed{result.seed}")
+    return results / FOLDER / f"{PREFIX}{'-'.join(parts)}.json"
 
 
 def write_robustness(path: Path, result: Robustness, environment: dict[str, Any] | None = None) -> Robustness:

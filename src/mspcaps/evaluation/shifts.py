@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mspcaps.data.augment import generator_for
+from mspcaps.data.augment import generator_for, rectangles
 from mspcaps.data.imageset import to_float
 from mspcaps.errors import MspcapsError, nearest
 from mspcaps.evaluation.accuracy import Data, all_scores, full_precision, limit_batch, placement, prepare
@@ -190,9 +190,13 @@ def add_noise(images: Tensor, noise: Tensor, deviation: float) -> Tensor:
 
 
 def blur(images: Tensor, _: Tensor, width: float) -> Tensor:
-    """A Gaussian of this standard deviation, cut off at three of them; the border is replicated."""
+    """By a Gaussian with this standard deviation, cut off at three of them; the border is replicated."""
+    return gaussian_blur(images, width * min(images.shape[2:]))
+
+
+def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
+    """[b, c, h, w] -> the same, by a Gaussian with this standard deviation in pixels."""
     b, c, h, w = images.shape
-    sigma = width * min(h, w)
     reach = math.ceil(3 * sigma)
     steps = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     kernel = (-0.5 * (steps / sigma) ** 2).exp()
@@ -206,13 +210,7 @@ def blur(images: Tensor, _: Tensor, width: float) -> Tensor:
 def occlude(images: Tensor, places: Tensor, part: float) -> Tensor:
     """A rectangle of this fraction of both sides, somewhere inside, takes the mean colour of the image."""
     h, w = images.shape[2:]
-    inside = []
-    for side, place in ((h, places[:, 0]), (w, places[:, 1])):
-        length = round(part * side)
-        begin = (place * (side - length + 1)).floor().view(-1, 1)
-        pixels = torch.arange(side, device=images.device)
-        inside.append((pixels >= begin) & (pixels < begin + length))
-    covered = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
+    covered = rectangles(places, (round(part * h), round(part * w)), images)
     return torch.where(covered, images.mean((2, 3), keepdim=True), images)
 
 

@@ -4,7 +4,6 @@ The page stores the image once, as #picture, and all drawings refer to it.
 """
 
 from collections.abc import Sequence
-from html import escape
 
 import torch
 from markupsafe import Markup
@@ -14,6 +13,7 @@ from mspcaps.capsules import RoutingState
 from mspcaps.explanation.geometry import Rect
 from mspcaps.explanation.tree import Node
 from mspcaps.pages import image_url, png_url
+from mspcaps.pages.charts import inline
 
 KINDS = ("fine", "mid", "coarse")  # CSS classes of the scales
 FAINT = 0.1  # a map in full colour everywhere adds up to at least this, so that weak effects stay pale
@@ -64,19 +64,17 @@ def rectangle(rect: Rect, kind: str, width: float) -> str:
     )
 
 
-def parts_drawing(parts: Sequence[Node], size: tuple[int, int], scales: int) -> Markup:
+def parts_drawing(nodes: Sequence[Node], size: tuple[int, int], scales: int) -> Markup:
     """The enlarged image with the strongest parts outlined."""
     height, width = size
     line = max(size) / 80
     outlines = []
-    for node in parts:
+    for node in nodes:
         assert node.rect is not None and node.scale is not None
         kind = kind_of(node.scale, scales)
         outlines.append(rectangle(node.rect, kind, line * (1.5 if kind == "coarse" else 1.0)))
-    return Markup(
-        f'<svg class="big" viewBox="0 0 {width} {height}" role="img" aria-label="The image with its strongest parts">'
-        f'<use href="#picture"/>{"".join(outlines)}</svg>'
-    )
+    label = "The image with its strongest parts"
+    return inline(label, ['<use href="#picture"/>', *outlines], "big", width, height)
 
 
 def full_colour(largest: float, pixels: int) -> float:
@@ -103,11 +101,9 @@ def heat_drawing(heat: Tensor, largest: float, label: str) -> Markup:
     """[H, W] over the pale grey image; `largest` is the largest effect of all maps that share the scale."""
     height, width = heat.shape
     overlay = png_url(heat_colours((heat / full_colour(largest, heat.numel())).clamp(-1, 1)).cpu().numpy())
-    return Markup(
-        f'<svg class="big" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"><use href="#grey"/>'
-        f'<image style="image-rendering:auto" width="{width}" height="{height}" preserveAspectRatio="none" '
-        f'href="{overlay}"/></svg>'
-    )
+    size = f'width="{width}" height="{height}" preserveAspectRatio="none"'
+    parts = ['<use href="#grey"/>', f'<image style="image-rendering:auto" {size} href="{overlay}"/>']
+    return inline(label, parts, "big", width, height)
 
 
 def colour_key() -> Markup:

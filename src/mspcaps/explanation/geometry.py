@@ -1,5 +1,6 @@
 """Where a capsule looks: its cell on the grid of its scale, and the pixels of that cell."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 
 from mspcaps.capsules.patchify import Grid
 from mspcaps.capsules.routing.cross_agreement import group_fine
+from mspcaps.evaluation.shifts import gaussian_blur
 
 
 class Rect(NamedTuple):
@@ -42,10 +44,13 @@ class Scale(NamedTuple):
 
     def inside(self, rect: Rect) -> list[int]:
         """The patches that begin in this rectangle; the last patch if the rectangle lies beyond them all."""
-        rows, columns = (
-            range(min(-(-first // self.cell), count - 1), min(-(-end // self.cell), count))
-            for first, end, count in zip(rect[:2], rect[2:], self.grid, strict=True)
-        )
+
+        def numbers(first: int, end: int, count: int) -> range:
+            """Of the rows or columns that begin between two pixels."""
+            return range(min(math.ceil(first / self.cell), count - 1), min(math.ceil(end / self.cell), count))
+
+        rows = numbers(rect.top, rect.bottom, self.grid[0])
+        columns = numbers(rect.left, rect.right, self.grid[1])
         return [row * self.grid[1] + column for row in rows for column in columns]
 
     def owners(self) -> Tensor:
@@ -80,17 +85,14 @@ def smooth(heat: Tensor, cell: int) -> Tensor:
 
     A Gaussian whose standard deviation is a third of the finest cell; the border is replicated.
     """
-    reach = torch.arange(-cell, cell + 1, dtype=heat.dtype, device=heat.device)
-    weights = torch.exp(-4.5 * (reach / cell) ** 2)
-    weights = (weights / weights.sum()).view(1, 1, 1, -1)
-    padded = F.pad(heat.unsqueeze(1), (cell, cell, cell, cell), mode="replicate")
-    return F.conv2d(F.conv2d(padded, weights), weights.transpose(2, 3))[:, 0]
+    return gaussian_blur(heat.unsqueeze(1), cell / 3)[:, 0]
 
 
 def default_scales(img_size: tuple[int, int]) -> list[Scale]:
     """For a model without patches of its own: at most 8, 4 and 2 along the longer side."""
-    cells = dict.fromkeys(-(-max(img_size) // count) for count in (8, 4, 2))
-    return [Scale(cell, (-(-img_size[0] // cell), -(-img_size[1] // cell)), img_size) for cell in cells]
+    height, width = img_size
+    cells = dict.fromkeys(math.ceil(max(img_size) / count) for count in (8, 4, 2))
+    return [Scale(cell, (math.ceil(height / cell), math.ceil(width / cell)), img_size) for cell in cells]
 
 
 def members(fine: Grid, coarse: Grid) -> Tensor:

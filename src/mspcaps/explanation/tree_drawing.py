@@ -9,6 +9,7 @@ from markupsafe import Markup
 from mspcaps.explanation.drawing import kind_of, rectangle
 from mspcaps.explanation.tree import Node
 from mspcaps.pages import signed
+from mspcaps.pages.charts import inline
 
 ROWS, TWIGS = 4, 3  # number of coarse patches, and of patches under each of them
 TOP, GAP = 64, 26
@@ -65,10 +66,7 @@ def tree_drawing(root: Node, name: str, size: tuple[int, int], scales: int) -> M
         f"before squash {root.length or 0:.1f}</text>"
     )
     width = WIDTH if deep else X_MIDDLE + 250
-    label = escape(f"The part-whole tree of {name}")
-    return Markup(
-        f'<svg class="tree" viewBox="0 0 {width} {total}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-    )
+    return inline(f"The part-whole tree of {name}", parts, "tree", width, total)
 
 
 def heads(root: Node, chosen: Sequence[Node], deep: bool) -> str:

@@ -15,7 +15,7 @@ from mspcaps.explanation.drawing import (
     parts_drawing,
 )
 from mspcaps.explanation.tree_drawing import tree_drawing
-from mspcaps.pages import Bar, render
+from mspcaps.pages import Bar, render, score_unit
 
 MAX_BARS = 20
 
@@ -94,11 +94,10 @@ def make_view(explanation: Explanation, image: int = 0, label: int | str | None 
             largest_coupling=float(state.couplings[:, image, number].max()) if state else 0.0,
         )
 
-    capsules = hasattr(explanation.model, "forward_capsules")
     listed = [*ranking[:MAX_BARS], *(number for number in labels if number not in ranking[:MAX_BARS])]
     kinds = {**dict.fromkeys(labels, "other"), ranking[0]: "true"}
     return View(
-        unit="probability" if explanation.model.scores == "logits" else "length" if capsules else "score",
+        unit=score_unit(explanation.model.scores, hasattr(explanation.model, "forward_capsules")),
         definitions=definitions(explanation.images[image].detach().cpu()),
         answer=Bar(explanation.classes[ranking[0]], presence[ranking[0]]),
         runner_up=Bar(explanation.classes[ranking[1]], presence[ranking[1]]),

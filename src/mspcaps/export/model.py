@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mspcaps.data import CATALOG
 from mspcaps.errors import MspcapsError
+from mspcaps.evaluation.load import trained_on
 from mspcaps.export.graphs import fp32_eval_copy, onnx_runner, pt2_runner, to_onnx, to_pt2, trace
 from mspcaps.export.quantize import Agreement, load_calibration, quantize
 from mspcaps.export.runner import Metadata, OnnxModel, require
@@ -125,7 +126,7 @@ def check_request(path: Path, int8: bool, calibrate: str | Path | None) -> Path:
 
 def describe(model: nn.Module) -> Metadata:
     config = config_of(model)
-    data = getattr(model, "metadata", {}).get("recipe", {}).get("data")
+    data = trained_on(model)
     return Metadata(
         config["name"], class_names(model), config["img_size"], config["in_chans"],
         data=data if data in CATALOG else None,  # otherwise it is a path of this machine

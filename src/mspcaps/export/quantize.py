@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from mspcaps.data import ImageSet
+from mspcaps.data.imageset import random_numbers
 from mspcaps.evaluation import load_for
 from mspcaps.evaluation.accuracy import all_scores
 from mspcaps.export.graphs import exporting, onnx_runner, with_metadata
@@ -46,7 +46,8 @@ def load_calibration(model: nn.Module, data: str | Path | None, progress: Progre
     count = min(len(train), MAX_CALIBRATION_IMAGES, max(BATCH, room))
     if count > BATCH:
         count -= count % BATCH  # onnxruntime's calibration takes batches of equal size only
-    return random_subset(train, count), random_subset(test, MAX_COMPARED_IMAGES)
+    calibration, comparison = random_numbers(count, len(train)), random_numbers(MAX_COMPARED_IMAGES, len(test))
+    return train.subset(calibration), test.subset(comparison)
 
 
 def quantize(
@@ -60,12 +61,6 @@ def quantize(
     expected = all_scores(model, test.images, BATCH).numpy()
     same = int((scores.argmax(1) == expected.argmax(1)).sum())
     return int8, Agreement(same, len(test), len(train), test.name)
-
-
-def random_subset(data: ImageSet, count: int) -> ImageSet:
-    """`count` random images, the same ones every time."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    return data.subset(order[:count].sort().values)
 
 
 def quantize_convolutions(content: bytes, images: np.ndarray, metadata: Metadata) -> bytes:

@@ -82,12 +82,11 @@ class Metadata:
 class OnnxModel:
     """A file from `export_model`: float32 images in [0, 1], [b, c, h, w] -> class scores float32 [b, K]."""
 
-    def __init__(self, path: str | Path, threads: int = 0) -> None:
-        """`threads` is the number of CPU threads; 0 uses all processors."""
+    def __init__(self, path: str | Path) -> None:
         path = Path(path).expanduser()
         if not path.is_file():
             raise MspcapsError(f"there is no file {path}")
-        self.session = open_session(path, threads)
+        self.session = open_session(path)
         self.metadata = metadata = Metadata.from_strings(self.session.get_modelmeta().custom_metadata_map, path)
         shapes = [tuple(port.shape[1:]) for port in (*self.session.get_inputs(), *self.session.get_outputs())]
         if shapes != [(metadata.channels, *metadata.img_size), (len(metadata.classes),)]:
@@ -110,7 +109,7 @@ class OnnxModel:
 
 
 def open_session(source: Path | bytes, threads: int = 0):  # type: ignore[no-untyped-def]  # onnxruntime may be missing
-    """An onnxruntime.InferenceSession on the CPU, for a file or its content."""
+    """An onnxruntime.InferenceSession on the CPU, for a file or its content; 0 threads means one per processor core."""
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -24,6 +24,13 @@ class Bar(NamedTuple):
     kind: str = ""  # true, false or other: its colour
 
 
+def score_unit(kind: str, capsules: bool) -> str:
+    """What the bars of scores show: `kind` is lengths or logits, `capsules` whether lengths are those of capsules."""
+    if kind == "logits":
+        return "probability"
+    return "length" if capsules else "score"
+
+
 def render(template: str, **values: Any) -> str:
     """A page from a template in templates/. Values are escaped unless they are Markup; a missing one is an error."""
     return environment().get_template(template).render(values)
@@ -47,8 +54,9 @@ def environment() -> jinja2.Environment:
 
 def signed(value: float | None) -> str:
     """+0.25, −0.10, +0.0031: small values keep enough digits not to become zero"""
-    digits = next((digits for digits in (2, 3, 4) if abs(value or 1.0) >= 10.0 ** (1 - digits)), 4)
-    return f"{round(value or 0.0, digits) + 0.0:+.{digits}f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
+    value = value or 0.0
+    digits = 2 if not value or abs(value) >= 0.1 else 3 if abs(value) >= 0.01 else 4
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")  # adding zero makes -0.0 a plain zero
 
 
 def png_url(pixels: np.ndarray) -> str:
@@ -63,8 +71,9 @@ def image_url(image: np.ndarray) -> str:
     return png_url(image.transpose(1, 2, 0) if len(image) == 3 else image[0])
 
 
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
     """A table in Markdown; the columns whose numbers are in `right` are aligned to the right."""
     to_right = set(right)
     rule = ["--:" if number in to_right else "---" for number in range(len(heads))]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, rule, *rows)]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (heads, rule, *rows)]
+    return "\n".join(f"| {line} |" for line in lines)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from markupsafe import Markup
+
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 270  # of an inline chart
 MAX_NAME = 24  # characters of a class beside a confusion matrix
@@ -35,13 +37,21 @@ def log_ticks(low: float, high: float) -> list[float]:
     return steps[first : max(last, first + 1) + 1]
 
 
+def position(value: float, ticks: Sequence[float], begin: float, end: float, log: bool = False) -> float:
+    """In pixels, on an axis whose first tick is at `begin` and whose last one is at `end`."""
+    scale = math.log if log else float
+    low, high = scale(ticks[0]), scale(ticks[-1])
+    return begin + (end - begin) * (scale(value) - low) / (high - low)
+
+
 @dataclass(frozen=True)
 class Axes:
-    """A box in pixels: x from 0 to `end`, y from the first tick to the last, on a linear or a logarithmic scale."""
+    """A box in pixels; each scale runs from the first of its ticks to the last and may be logarithmic."""
 
-    end: float
-    ticks: Sequence[float]
-    log: bool = False
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    log_x: bool = False
+    log_y: bool = False
     left: int = 58
     right: int = WIDTH - 22
     top: int = 18
@@ -49,17 +59,15 @@ class Axes:
     kind: str = "tick"  # CSS class of the text
 
     def x_at(self, x: float) -> float:
-        return self.left + (self.right - self.left) * x / self.end
+        return position(x, self.x_ticks, self.left, self.right, self.log_x)
 
     def y_at(self, y: float) -> float:
-        scale = math.log if self.log else float
-        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
-        return self.bottom - (self.bottom - self.top) * (scale(y) - low) / (high - low)
+        return position(y, self.y_ticks, self.bottom, self.top, self.log_y)
 
     def draw(self, y_words: Callable[[float], str], x_words: Mapping[float, str], x_label: str = "epoch") -> list[str]:
         """A line and its words for every tick upwards; below, words at some places and the name of the x axis."""
         left, right, kind, parts = self.left, self.right, self.kind, []
-        for tick in self.ticks:
+        for tick in self.y_ticks:
             y = self.y_at(tick)
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             place = f'x="{left - 7}" y="{y + 4:.1f}" text-anchor="end"'
@@ -71,10 +79,12 @@ class Axes:
         return [*parts, f'<text class="{kind}" {place} text-anchor="end">{escape(x_label)}</text>']
 
 
-def inline(label: str, parts: Iterable[str]) -> str:
-    """A chart for a page."""
-    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-    return "".join([head, *parts, "</svg>"])
+def inline(
+    label: str, parts: Iterable[str], kind: str = "chart", width: float = WIDTH, height: float = HEIGHT
+) -> Markup:
+    """A drawing for a page; `kind` is its CSS class."""
+    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    return Markup("".join([head, *parts, "</svg>"]))
 
 
 def number_words(numbers: Iterable[float]) -> dict[float, str]:
@@ -86,45 +96,29 @@ def shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def line_chart(
-    points: Sequence[Point], label: str, epochs: int, unit: str = "", dots: bool = False, log: bool = False
-) -> str:
-    """A curve over epochs, on a linear or a logarithmic scale."""
-    values = [max(y, 1e-6) if log else y for _, y in points]
-    choose = log_ticks if log else percent_ticks if unit == "%" else nice_ticks
-    axes = Axes(epochs, choose(min(values), max(values)), log)
-    x_words = number_words(range(0, epochs + 1, max(1, math.ceil(epochs / 8))))
-    parts = axes.draw(lambda tick: f"{tick:g}{unit}", x_words)
-    places = [(axes.x_at(x), axes.y_at(y)) for (x, _), y in zip(points, values, strict=True)]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    parts.append(f'<polyline class="curve" points="{path}"/>')
-    if dots:
-        parts += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>' for x, y in places]
-    return inline(label, parts)
-
-
-def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> str:
+def bins_chart(values: Sequence[float], label: str, diagonal: bool = False) -> Markup:
     """A bar for every bin of confidence, from 0 to 100 percent; none for NaN. A perfectly calibrated model would follow
     the diagonal."""
-    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(value for value in values if value == value))
-    axes = Axes(100, ticks)
+    ticks = [0, 20, 40, 60, 80, 100] if diagonal else nice_ticks(0, max(values))
+    axes = Axes((0, 100), ticks)
     parts = axes.draw(lambda tick: f"{tick:g}%", number_words(range(0, 101, 20)), "confidence, %")
     for number, value in enumerate(values):
-        if value == value:
-            low, high = (100 * edge / len(values) for edge in (number, number + 1))
-            left, right, y = axes.x_at(low), axes.x_at(high), axes.y_at(value)
-            title = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
-            parts.append(
-                f'<rect class="hit" x="{left + 1:.1f}" y="{y:.1f}" width="{right - left - 2:.1f}" '
-                f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{title}</title></rect>'
-            )
+        if math.isnan(value):
+            continue
+        low, high = 100 * number / len(values), 100 * (number + 1) / len(values)
+        left, right, y = axes.x_at(low), axes.x_at(high), axes.y_at(value)
+        title = f"confidence {low:.0f} to {high:.0f} %: {value:.1f} %"
+        parts.append(
+            f'<rect class="hit" x="{left + 1:.1f}" y="{y:.1f}" width="{right - left - 2:.1f}" '
+            f'height="{axes.y_at(0) - y:.1f}" rx="2"><title>{title}</title></rect>'
+        )
     if diagonal:
         ends = f'x1="{axes.x_at(0)}" x2="{axes.x_at(100)}" y1="{axes.y_at(0)}" y2="{axes.y_at(100)}"'
         parts.append(f'<line class="ideal" {ends}/>')
     return inline(label, parts)
 
 
-def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> Markup:
     """Rows are the true classes, columns the answers; the opacity shows the share of the row."""
     cell = 46 if len(classes) <= 12 else max(14, 552 // len(classes))
     names = [shortened(name, MAX_NAME) for name in classes]
@@ -132,10 +126,7 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
     left, top = 24 + 8 * longest, 30 + 6 * longest
     side = cell * len(classes)
     width, height = left + side + 4 + 5 * len(names[-1]), top + side + 4
-    parts = [
-        f'<svg class="confusion" viewBox="0 0 {width} {height}" role="img" '
-        'aria-label="Confusion matrix: rows are the true classes, columns the answers">'
-    ]
+    parts = []
     for k, name in enumerate(names):
         middle = cell * k + cell / 2
         parts.append(
@@ -162,7 +153,8 @@ def confusion_chart(confusion: Sequence[Sequence[int]], classes: Sequence[str]) 
                     f'text-anchor="middle">{count}</text>'
                 )
             parts.append("</g>")
-    return "".join([*parts, "</svg>"])
+    label = "Confusion matrix: rows are the true classes, columns the answers"
+    return inline(label, parts, "confusion", width, height)
 
 
 KEY, NAME, LETTER = 24, 330, 8  # height of a row of the legend, least width of a name in it, width of a letter
@@ -212,36 +204,53 @@ def standalone(width: int, height: int, label: str, style: str, parts: Iterable[
 def panels_chart(panels: Sequence[Panel], label: str, upwards: str = "") -> str:
     """A standalone SVG of percentages, at most four panels in a row. Axes of numbers have one scale; curves of one name
     share their look and their entry in the legend."""
-    flat = [curve for panel in panels for curve in panel.curves]
-    names = list(dict.fromkeys(curve.name for curve in flat))
-    looks = {}
-    for curve in flat:
-        own = names.index(curve.name)
-        color, dash = (own, own + own // COLORS) if curve.color is None else (curve.color, int(curve.dashed))
-        looks[curve.name] = f"line c{color % COLORS} d{dash % DASHES}"
+    looks = choose_looks([curve for panel in panels for curve in panel.curves])
     numbers = [x for panel in panels if not panel.steps for curve in panel.curves for x, _ in curve.points]
     ticks = nice_ticks(0.0, max(numbers, default=1.0) or 1.0)
     columns = min(4, len(panels))
     width, height = (420, 310) if columns < 3 else (250, 210)
     parts = [f'<text class="faint" x="8" y="14">{escape(upwards)}</text>']
     for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
         x_words = {float(place): words for place, words in enumerate(panel.steps)} or number_words(ticks)
-        move = f"translate({number % columns * width} {number // columns * height})"
-        parts += [f'<g transform="{move}">', *draw_panel(panel, x_words, looks, width, height), "</g>"]
-    below, room = -(-len(panels) // columns) * height, max([NAME, *(60 + LETTER * len(name) for name in names)])
-    across, most = max(1, columns * width // room), (columns * width - 90) // LETTER
-    for number, name in enumerate(names):
-        x, y = 40 + number % across * room, below + 18 + number // across * KEY
-        parts.append(f'<line class="{looks[name]}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
-        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(shortened(name, most))}</text>')
-    return standalone(columns * width, below + 10 + -(-len(names) // across) * KEY, label, STYLE, parts)
+        parts.append(f'<g transform="translate({column * width} {row * height})">')
+        parts += [*draw_panel(panel, x_words, looks, width, height), "</g>"]
+    legend, bottom = draw_legend(looks, columns * width, math.ceil(len(panels) / columns) * height)
+    return standalone(columns * width, bottom, label, STYLE, [*parts, *legend])
+
+
+def choose_looks(curves: Sequence[Curve]) -> dict[str, str]:
+    """Name -> CSS classes."""
+    names = list(dict.fromkeys(curve.name for curve in curves))
+    looks = {}
+    for curve in curves:
+        color, dash = curve.color, int(curve.dashed)
+        if color is None:
+            color = names.index(curve.name)
+            dash = color + color // COLORS
+        looks[curve.name] = f"line c{color % COLORS} d{dash % DASHES}"
+    return looks
+
+
+def draw_legend(looks: Mapping[str, str], width: int, top: int) -> tuple[list[str], int]:
+    """A line and its name for every look, in as many columns as fit -> the parts, and where they end."""
+    room = max([NAME, *(60 + LETTER * len(name) for name in looks)])
+    columns, longest = max(1, width // room), (width - 90) // LETTER
+    parts = []
+    for number, (name, look) in enumerate(looks.items()):
+        row, column = divmod(number, columns)
+        x, y = 40 + column * room, top + 18 + row * KEY
+        parts.append(f'<line class="{look}" x1="{x}" x2="{x + 34}" y1="{y - 5}" y2="{y - 5}"/>')
+        parts.append(f'<text class="faint" x="{x + 42}" y="{y}">{escape(shortened(name, longest))}</text>')
+    return parts, top + 10 + math.ceil(len(looks) / columns) * KEY
 
 
 def draw_panel(
     panel: Panel, x_words: Mapping[float, str], looks: Mapping[str, str], width: int, height: int
 ) -> list[str]:
     """Percentages upwards, from 0 to 100; the x axis ends at the last of its words."""
-    axes = Axes(max(x_words) or 1, range(0, 101, 25), False, 42, width - 14, 42, height - 44, "faint")
+    ends = (0, max(x_words) or 1)
+    axes = Axes(ends, range(0, 101, 25), left=42, right=width - 14, top=42, bottom=height - 44, kind="faint")
     middle = f'x="{(axes.left + axes.right) / 2:.0f}" y="{axes.top - 12}" text-anchor="middle"'
     parts = [f"<text {middle}>{escape(panel.title)}</text>", *axes.draw(str, x_words, panel.axis)]
     for curve in panel.curves:

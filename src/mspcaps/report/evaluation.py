@@ -16,8 +16,9 @@ from mspcaps.data import ImageSet
 from mspcaps.evaluation import Evaluation
 from mspcaps.files import write_atomically
 from mspcaps.models import unwrapped
-from mspcaps.pages import Bar, image_url, render
-from mspcaps.pages.charts import bins_chart, confusion_chart, line_chart
+from mspcaps.pages import Bar, image_url, render, score_unit
+from mspcaps.pages.charts import bins_chart, confusion_chart
+from mspcaps.report.curves import accuracy_chart, loss_chart
 from mspcaps.report.mistakes import Maps, explain_mistakes
 from mspcaps.training import Epoch
 
@@ -25,7 +26,6 @@ MAX_BARS = 4  # classes of an example
 MAX_EXAMPLES = 10  # of each kind
 MAX_MATRIX = 40  # classes in a confusion matrix; with more, the most confused pairs are listed instead
 MAX_ROWS = 20  # pairs in that list, and classes in a table of more than MAX_MATRIX before the rest is folded away
-MAX_DOTS = 40  # epochs whose points are marked
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def write_page(path: str | Path, page: Page, model: nn.Module | None = None) -> 
 def render_page(page: Page) -> str:
     result = page.evaluation
     matrix = len(result.classes) <= MAX_MATRIX
-    confusion = Markup(confusion_chart(result.confusion.tolist(), result.classes)) if matrix else ""
+    confusion = confusion_chart(result.confusion.tolist(), result.classes) if matrix else ""
     wrong = [make_example(page, index) for index in choose_wrong(result)]
     return render(
         "evaluation.html", title=page.title, page=page, evaluation=result, summary=summary(result), curves=curves(page),
@@ -80,7 +80,7 @@ def render_page(page: Page) -> str:
         right=[make_example(page, index) for index in choose_right(result)],
         explained=[example for example in wrong if example.maps],
         wrong=[example for example in wrong if not example.maps],
-        unit="probability" if result.kind == "logits" else "length" if page.capsules else "score",
+        unit=score_unit(result.kind, page.capsules),
     )  # fmt: skip
 
 
@@ -88,19 +88,16 @@ def curves(page: Page) -> list[tuple[str, Markup]]:
     """(title, chart) of how the model learned."""
     if not page.history:
         return []
+    losses, accuracies = [row.loss for row in page.history], [row.accuracy for row in page.history]
     charts = [
-        ("Loss on the training images, logarithmic", epoch_chart("Loss", [row.loss for row in page.history], log=True)),
-        (f"Accuracy on the {page.watched}", epoch_chart("Accuracy", [row.accuracy for row in page.history], "%")),
+        ("Loss on the training images, logarithmic", loss_chart([losses], "Loss")),
+        (f"Accuracy on the {page.watched}, in percent", accuracy_chart([accuracies], "Accuracy")),
     ]
     robust = [row.validation for row in page.history if row.validation is not None]
-    if robust and robust != [row.accuracy for row in page.history]:
-        charts.append(("Accuracy on validation images under attack", epoch_chart("Robust accuracy", robust, "%")))
+    if robust and robust != accuracies:
+        title = "Accuracy on validation images under attack, in percent"
+        charts.append((title, accuracy_chart([robust], "Robust accuracy")))
     return charts
-
-
-def epoch_chart(label: str, values: Sequence[float], unit: str = "", log: bool = False) -> Markup:
-    points = [(float(epoch), value) for epoch, value in enumerate(values, start=1)]
-    return Markup(line_chart(points, label, len(values), unit, dots=len(values) <= MAX_DOTS, log=log))
 
 
 def calibration_charts(result: Evaluation) -> list[tuple[str, Markup]]:
@@ -108,8 +105,8 @@ def calibration_charts(result: Evaluation) -> list[tuple[str, Markup]]:
     right = [100 * value for value in bins.accuracy.tolist()]
     shares = (100 * bins.images / result.n).tolist()
     return [
-        ("Right answers at each confidence", Markup(bins_chart(right, "Accuracy by confidence", diagonal=True))),
-        ("Images at each confidence", Markup(bins_chart(shares, "Share of the images by confidence"))),
+        ("Right answers at each confidence", bins_chart(right, "Accuracy by confidence", diagonal=True)),
+        ("Images at each confidence", bins_chart(shares, "Share of the images by confidence")),
     ]
 
 
@@ -119,7 +116,7 @@ def class_rows(result: Evaluation) -> list[tuple[str, ...]]:
     columns = [values.tolist() for values in result.class_metrics]
     order, f1 = list(range(len(result.classes))), columns[2]
     if len(order) > MAX_MATRIX:
-        order.sort(key=lambda k: f1[k] if f1[k] == f1[k] else math.inf)
+        order.sort(key=lambda k: math.inf if math.isnan(f1[k]) else f1[k])
     return [
         (result.classes[k], f"{images[k]:,}", *(number(column[k], 1) for column in columns), number(auc[k], 3))
         for k in order

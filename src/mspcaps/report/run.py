@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from mspcaps import __version__
 from mspcaps.data import CATALOG, FolderImages, ImageSet, facts, open_folder, provenance
 from mspcaps.data.folder import is_picture_folder
+from mspcaps.data.imageset import random_numbers
 from mspcaps.data.load import has_validation
 from mspcaps.errors import MspcapsError
 from mspcaps.evaluation import Evaluation, evaluate
@@ -139,9 +139,5 @@ def sample_images(images: ImageSet | FolderImages) -> ImageSet:
     """All images, or the largest number allowed, chosen at random but always the same; read from disk if need be."""
     most = min(MAX_IMAGES, max(1, MAX_BYTES // (images.channels * math.prod(images.size))))
     if len(images) > most:
-        index = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:most].sort().values
-        if isinstance(images, ImageSet):
-            return images.subset(index.to(images.images.device))
-        paths, labels = (tuple(row[i] for i in index.tolist()) for row in (images.paths, images.labels))
-        images = replace(images, paths=paths, labels=labels)
+        images = images.subset(random_numbers(most, len(images)))
     return images if isinstance(images, ImageSet) else images.resident()

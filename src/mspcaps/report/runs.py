@@ -48,7 +48,9 @@ class Group:
     def n(self) -> str:
         """3 (seeds), or 5 folds, or 4 of 5 folds."""
         n = self.last.n
-        return f"{n}{f' of {self.folds}' if n < self.folds else ''} folds" if self.folds else f"{n}"
+        if not self.folds:
+            return f"{n}"
+        return f"{n} folds" if n == self.folds else f"{n} of {self.folds} folds"
 
     def by_seed(self, which: str) -> dict[int, float]:
         """Accuracy by seed, or by fold, after the "last" or the "best" epoch."""

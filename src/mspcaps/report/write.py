@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from mspcaps.data.catalog import CATALOG
 from mspcaps.files import format_duration, write_atomically
-from mspcaps.pages import grid, render
+from mspcaps.pages import markdown_table, render
 from mspcaps.report.curves import accuracy_chart, health_charts, loss_chart
 from mspcaps.report.runs import Group, machine, machines, read_groups
 from mspcaps.training.ledger import Run
@@ -79,12 +79,11 @@ def charts_of(group: Group) -> list[tuple[str, Markup]]:
     run = group.first
     name = f"{run.model} on {run.dataset}"
     accuracies, losses = ([one.curve[key] for one in group.runs] for key in ("accuracy", "loss"))
-    charts = [
+    return [
         (f"Accuracy on the {run.watched} images, in percent", accuracy_chart(accuracies, f"Accuracy of {name}")),
         ("Loss on the training images, logarithmic", loss_chart(losses, f"Loss of {name}")),
         *health_charts(group),
     ]
-    return [(words, Markup(chart)) for words, chart in charts]
 
 
 def sections_of(groups: list[Group]) -> list[Section]:
@@ -93,18 +92,23 @@ def sections_of(groups: list[Group]) -> list[Section]:
 
 
 def run_rows(groups: Sequence[Group], repeats: bool = True) -> list[tuple[str, ...]]:
-    """In the order of RUN_HEADS, repeats after the runs; commit and sha256 are abbreviated."""
-    return [
-        (
-            run.dataset, run.model, run.name,
-            f"{run.seed}{f', fold {fold}' if (fold := run.recipe['fold']) else ''}"
-            f"{' (repeat)' if place >= len(group.runs) else ''}",
-            *(f"{value:.2f}" for value in (run.accuracy.last, run.accuracy.best)), f"{run.accuracy.best_epoch}",
-            run.accuracy.chosen_on, f"{run.seconds.train:,.0f}", machine(run), short_commit(run.commit),
-            run.weights_sha256[:8] or "–",
-        )
-        for group in groups for place, run in enumerate(group.runs + (group.repeats if repeats else ()))
-    ]  # fmt: skip
+    """In the order of RUN_HEADS, repeats after the runs."""
+    rows = []
+    for group in groups:
+        rows += [cells_of(run) for run in group.runs]
+        if repeats:
+            rows += [cells_of(run, " (repeat)") for run in group.repeats]
+    return rows
+
+
+def cells_of(run: Run, remark: str = "") -> tuple[str, ...]:
+    """In the order of RUN_HEADS; commit and sha256 are abbreviated, the remark stands behind the seed."""
+    fold, accuracy = run.recipe["fold"], run.accuracy
+    return (
+        run.dataset, run.model, run.name, f"{run.seed}{f', fold {fold}' if fold else ''}{remark}",
+        f"{accuracy.last:.2f}", f"{accuracy.best:.2f}", f"{accuracy.best_epoch}", accuracy.chosen_on,
+        f"{run.seconds.train:,.0f}", machine(run), short_commit(run.commit), run.weights_sha256[:8] or "–",
+    )  # fmt: skip
 
 
 def group_row(group: Group) -> dict[str, Any]:
@@ -138,11 +142,11 @@ def markdown(groups: list[Group]) -> str:
     """The tables alone."""
     parts = ["# Runs", ""]
     for section in sections_of(groups):
-        parts += [f"## {section.title}", "", *grid(HEADS, section.rows, right=FIGURES), ""]
+        parts += [f"## {section.title}", "", markdown_table(HEADS, section.rows, FIGURES), ""]
         parts += [f"Data: {' '.join(section.provenances)}", ""]
     if groups:
         parts += ["## How to read this", "", *(f"- {note}" for note in READING), ""]
-        parts += ["## All runs", "", *grid(RUN_HEADS, run_rows(groups), right=RUN_FIGURES), ""]
+        parts += ["## All runs", "", markdown_table(RUN_HEADS, run_rows(groups), RUN_FIGURES), ""]
     return "\n".join(parts if groups else [*parts, "There are no runs yet.", ""])
 
 
