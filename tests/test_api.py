@@ -160,6 +160,7 @@ def test_what_a_model_is_about(tmp_path: Path) -> None:
     assert mspcaps.from_pretrained(mspcaps.save_pretrained(model, tmp_path)).metadata == model.metadata
 
 
+@pytest.mark.slow
 def test_a_new_model_has_no_metadata_yet() -> None:
     with torch.device("meta"):
         models = [mspcaps.create_model(name) for name in mspcaps.list_models()]

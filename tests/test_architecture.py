@@ -73,6 +73,7 @@ def violations(source: Path) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_no_package_imports_one_to_its_right():
     assert violations(SOURCE) == []
 

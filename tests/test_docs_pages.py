@@ -55,6 +55,7 @@ def test_the_example_of_lacaps_works() -> None:
     assert names["small"].shape == names["wide"].shape == (2, 4)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_routing_and_a_model_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_builders", dict(registry._builders))  # it is gone again afterwards
     names: dict = {}
@@ -176,6 +177,7 @@ def test_the_page_about_python_runs_as_written(tmp_path: Path, monkeypatch: pyte
     assert {len(gradients) for gradients in names["each_gradient"].values()} == {8}
 
 
+@pytest.mark.slow
 def test_the_code_about_robustness_runs(capsys: pytest.CaptureFixture[str]) -> None:
     data = mspcaps.load_dataset("fashionmnist_sample", "test", img_size=32)
     names: dict[str, Any] = {"mspcaps": mspcaps, "torch": torch, "data": data}

@@ -47,12 +47,14 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_every_page_is_built_and_no_script_lies_about(site: Path) -> None:
     assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in site.glob("*.html")}
     assert not list(site.rglob("*.py")) and not list(site.rglob("*.sh"))
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     """A link that a reader may follow is fine; a script, style, font or picture from another machine is not."""

@@ -77,6 +77,7 @@ def check_training(place: Path, said: str) -> None:
     assert entry["initial"]["transfer"] == promised
 
 
+@pytest.mark.slow
 def test_python_trains_the_same_as_the_command(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

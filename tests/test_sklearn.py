@@ -60,6 +60,7 @@ def test_a_seed_of_numpy_is_the_same_seed(shapes: tuple[np.ndarray, np.ndarray])
     assert curves[0] == curves[1] != curves[2]
 
 
+@pytest.mark.slow
 def test_it_learns_and_keeps_the_names(fitted: CapsuleClassifier, shapes: tuple[np.ndarray, np.ndarray]) -> None:
     images, names = shapes
     assert fitted.classes_.tolist() == ["above", "below"] and fitted.score(images, names) == 1.0
@@ -71,6 +72,7 @@ def test_it_learns_and_keeps_the_names(fitted: CapsuleClassifier, shapes: tuple[
     assert np.array_equal(again.predict_proba(images), shares)
 
 
+@pytest.mark.slow
 def test_every_form_of_the_images(fitted: CapsuleClassifier, shapes: tuple[np.ndarray, np.ndarray]) -> None:
     images, _ = shapes
     expected = fitted.predict_proba(images)

@@ -159,6 +159,7 @@ def test_of_a_sample_the_answer_says_whether_it_is_right(store, model):
     assert store.truth(name, other) is None and "It is “" not in answer(model, other).view
 
 
+@pytest.mark.slow
 def test_the_heat_maps_say_what_full_colour_is(store, model):
     for picture in (store.samples(store.names[0])[0].picture, accept(save(noise(), "PNG"))):
         assert re.search(r"effect of [\d.e+-]+ on 4(&nbsp;| )×(&nbsp;| )4 pixels", answer(model, picture).view)

@@ -48,6 +48,7 @@ def test_large_pictures_are_shrunk_once():
     assert len(worst) < 0.6 * MAX_TEXT_CHARS
 
 
+@pytest.mark.slow
 def test_photographs_of_phones_are_taken():
     photo = save(Image.effect_noise((4032, 3024), 90).convert("RGB"), "JPEG", quality=98)
     assert 8 << 20 < len(photo) < MAX_UPLOAD_BYTES
@@ -62,6 +63,7 @@ def test_it_stands_upright_and_transparent_is_white():
     assert decode_picture(clear, (4, 4), 3).min() == 255
 
 
+@pytest.mark.slow
 def test_limits_are_told_before_anything_is_decoded(monkeypatch):
     def forbidden(*args, **kwargs):
         raise AssertionError("pixels were decoded")

@@ -272,6 +272,7 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch):
     assert {form for _, form in works} == {"eager", "channels_last"} and "compiled" in fails
 
 
+@pytest.mark.slow
 def test_small_words():
     assert (yardstick("mspcaps_t"), yardstick("mspcaps_l")) == ("resnet20", "resnet18")
     assert busy_note({"environment": {"busy": False, "load_before": 0.1}}) == []
@@ -322,6 +323,7 @@ def test_a_folder_that_cannot_be_written_into_is_found_before_anything_is_measur
     assert said.out == "" and str(tmp_path / "file" / "bench") in said.err
 
 
+@pytest.mark.slow
 def test_attacks_beside_foolbox(monkeypatch, tmp_path):
     pytest.importorskip("foolbox", reason="nothing to compare with")
     data = load_dataset("fashionmnist_sample", "test", 32).subset(slice(0, 30))

@@ -21,6 +21,7 @@ def test_every_family_is_there_and_no_variant():
     assert set(found) <= set(list_models())
 
 
+@pytest.mark.slow
 def test_figures_hang_together(tmp_path):
     found = bench_families(device=CPU, batch_size=4, models=FEW, quick=True)
     assert list(found["families"]) == ["mspcaps_t", *FEW] and found["failed"] == {}
@@ -52,6 +53,7 @@ def test_relative_is_to_the_reference_in_the_same_blocks():
     assert families.rates((reference, other), 6) == {"images_per_second": 4000.0, "relative": 2.0}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_and_the_rest_measured(monkeypatch):
     infer = families.Pair.infer
 
@@ -71,6 +73,7 @@ def test_what_does_not_fit_is_told_and_the_rest_measured(monkeypatch):
     assert any("no room" in note for note in tables.result_tables(found)[1])
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_figures(tmp_path, capsys):
     words = ["bench", "families", "--model", "efficient_capsnet", "--models", "efficient_capsnet", "--quick"]
     assert main([*words, "--batch-size", "2", "--device", "cpu", "--results", str(tmp_path)]) == 0

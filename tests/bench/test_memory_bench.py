@@ -15,6 +15,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Li
 STEPS = {"ms_per_image": 8.0, "system_ms_per_image": 6.0, "peak_memory_bytes": 3e9}
 
 
+@pytest.mark.slow
 @LINUX
 def test_figures_and_tables(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
     asked = []

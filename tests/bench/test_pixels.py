@@ -8,6 +8,7 @@ from mspcaps.bench.variants import Task
 from mspcaps.errors import MspcapsError
 
 
+@pytest.mark.slow
 def test_memory_of_lacaps_grows_with_the_pixels_and_that_of_mspcaps_faster():
     def per_pixel(model: str, side: int) -> float:
         task = Task(max(2, 2 * (512 // side) ** 2), side)
@@ -18,6 +19,7 @@ def test_memory_of_lacaps_grows_with_the_pixels_and_that_of_mspcaps_faster():
     assert per_pixel("mspcaps_t", 224) > 1.3 * per_pixel("mspcaps_t", 64)
 
 
+@pytest.mark.slow
 def test_every_size_is_compared_with_the_smallest(monkeypatch: pytest.MonkeyPatch):
     result = bench_pixels("lacaps_t", quick=True)
     first, second = result["sizes"]

@@ -17,6 +17,7 @@ def textbook(s: list[float]) -> list[float]:
     return [norm**2 / (1 + norm**2) * x / norm for x in s]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(vectors.filter(lambda s: math.hypot(*s) > 1e-2))
 def test_equals_the_textbook_formula_away_from_zero(s):

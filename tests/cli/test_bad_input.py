@@ -492,6 +492,7 @@ UNPARSED = {  # the arguments -> what the message must name
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", UNPARSED)
 @pytest.mark.parametrize("columns", ["40", "200"])
 def test_arguments_that_do_not_parse(line, columns, say, monkeypatch):

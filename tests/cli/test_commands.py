@@ -80,6 +80,7 @@ def test_no_arguments_show_the_help(say):
     assert say().status == say("data").status == 0
 
 
+@pytest.mark.slow
 def test_from_a_folder_of_pictures_to_answers(say, place):
     draw(place / "pictures")
     spoken = say("train", "--data", "pictures", *TINY, "--augment.crop", 1, "--seed", 2, "--log-dir", "logs")
@@ -121,6 +122,7 @@ def test_a_run_that_is_done_is_not_trained_again_unawares(say, place):
     assert weights.stat().st_mtime_ns > written
 
 
+@pytest.mark.slow
 def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place):
     """As for somebody who makes a published figure again in a clone: the ledger is there, the weights are not."""
     draw(place / "pictures")
@@ -141,12 +143,14 @@ def test_an_entry_of_the_ledger_outlives_the_same_run_made_elsewhere(say, place)
     assert entry.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_own_pictures_get_a_batch_that_fits(say, place):
     draw(place / "pictures", count=50)
     spoken = say("train", "--data", "pictures", "--model", "mspcaps_t_scale16", "--epochs", 1, "--device", "cpu")
     assert "pictures+batch_size=8+epochs=1-seed0" in spoken.out
 
 
+@pytest.mark.slow
 def test_one_change_of_the_augmentation_leaves_the_rest(say, place):
     draw(place / "pictures", size=48)
     for words, expected in (((), 6), (("--img-size", 32), 4)):
@@ -176,6 +180,7 @@ def test_eval_says_which_pictures_it_took(say, place):
     assert "pictures" in say("eval", weights).err
 
 
+@pytest.mark.slow
 def test_eval_on_changed_pictures(say, place):
     weights = trained(place / "w.safetensors")
     draw(place / "pictures")
@@ -294,6 +299,7 @@ def test_ctrl_c_in_a_sweep_keeps_checkpoints(place):
     assert len(list(place.rglob("checkpoint.safetensors"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "absent"), [(["--help"], "numpy"), (["train", "--help"], "torch"), (["train", "--list"], "torch")]
 )

@@ -111,6 +111,7 @@ def test_predict(say, odd, place):
     good["path"].encode("utf-8")  # what was no valid name is one
 
 
+@pytest.mark.slow
 def test_models_and_report(say, place):
     found = strict(say("models", "mspcaps_t_scale*", "--img-size", 12, "--json").out)
     assert found["img_size"] == [12, 12]
@@ -136,6 +137,7 @@ def test_the_code_of_the_page_runs(place, monkeypatch):
     assert names["evaluation"].auc.min() > 0.9 and (place / "runs" / "page.html").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mspcaps_t_scale16", "resnet20"])
 def test_train_and_eval_write_a_page(name, say, place):
     draw(place / "pictures")

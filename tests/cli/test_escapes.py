@@ -14,6 +14,7 @@ def pictures(place):
     return folder
 
 
+@pytest.mark.slow
 def test_no_command_prints_them_raw(say, place, pictures):
     said = [
         say("train", "--data", pictures, *TINY, "--name", "one"),

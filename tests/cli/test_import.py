@@ -25,6 +25,7 @@ def own_names(place, monkeypatch):
     (place / "my_models" / "nets.py").write_text(CODE)
 
 
+@pytest.mark.slow
 def test_a_registered_model_is_listed_trained_and_used(say, place):
     draw(place / "pictures")
     assert say("models", "my_net").status == 2

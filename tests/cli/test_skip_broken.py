@@ -44,6 +44,7 @@ def test_train(say, place, pictures):
     assert again.status == 0 and "already done" in again.out, "the broken ones are not taken for removed ones"
 
 
+@pytest.mark.slow
 def test_eval_and_predict(say, place, pictures):
     weights = trained(place / "w.safetensors")
     assert say("eval", weights, "--data", "pictures", "--split", "all").status == 2

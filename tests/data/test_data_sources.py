@@ -201,6 +201,7 @@ def test_nothing_half_written_is_left(
     assert _left(cache) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_client_runs_tidies_up(cache: Path, clients: Path) -> None:
     _fake(clients, "npm", "echo begun > begun; kill -INT $PPID; exec sleep 30")
     code = (

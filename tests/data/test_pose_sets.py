@@ -120,6 +120,7 @@ def sprites(images: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_dsprites_from_the_wheel(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pose, "POSITIONS", 2)
     monkeypatch.setattr(pose, "SPLITS", {"train": pose.Poses((0,), (0, 1), 2), "test": pose.Poses((5,), (2,), 1)})

@@ -68,6 +68,7 @@ def test_progress_reaches_the_end(model, data):
     assert seen == [(20, 44), (40, 44), (44, 44)]
 
 
+@pytest.mark.slow
 def test_floats_are_measured_as_bytes_are(model, data):
     expected = evaluate(model, data)
     found = evaluate(model, (data.images.float() / 255, data.labels))
@@ -80,6 +81,7 @@ def test_floats_are_measured_as_bytes_are(model, data):
         evaluate(model, (data.images, data.labels + 5))
 
 
+@pytest.mark.slow
 def test_a_loader_and_arrays_are_measured_as_the_data_set_is(model, data):
     expected = evaluate(model, data)
     grey = data.images[:, 0].numpy()
@@ -206,6 +208,7 @@ def test_figures_are_those_of_the_weights_precision_also_where_training_rounds(d
         assert torch.equal(evaluate(model, data).scores, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mspcaps_t_p2", "resnet20"])
 def test_mirror_images_are_averaged_in_only_if_asked_for_and_the_result_says_so(name, data):
     torch.manual_seed(1)

@@ -46,6 +46,7 @@ def test_every_member_answers_to_mirror_images_if_asked_to(data: ImageSet) -> No
     torch.testing.assert_close(whole.scores, sum(evaluate(model, data, flip=True).scores for model in models) / 2)
 
 
+@pytest.mark.slow
 def test_members_may_take_images_of_other_sizes_if_the_data_are_named() -> None:
     models = [member(0), member(1, img_size=20)]
     whole, each = evaluate_ensemble(models, "fashionmnist_sample")

@@ -112,6 +112,7 @@ def test_no_more_images_at_a_time_than_evaluate_is_given(batch_size: int, most: 
     assert max(sizes) == most
 
 
+@pytest.mark.slow
 def test_large_images_come_in_smaller_batches(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = healthy(), []
     monkeypatch.setattr("mspcaps.evaluation.accuracy.MAX_BYTES", {"cpu": 3 * summarize(model).memory_bytes_per_image})
@@ -219,6 +220,7 @@ def recipe(tmp_path: Path) -> Recipe:
     return Recipe(**settings, epochs=2, batch_size=12, warmup_epochs=0, img_size=16)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_health_also_when_it_is_resumed(recipe: Recipe, tmp_path: Path) -> None:
     whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a")
     stopped = Trainer(recipe, CPU, out=tmp_path / "b", results=tmp_path / "b")

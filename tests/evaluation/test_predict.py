@@ -122,6 +122,7 @@ def colour():
     return create_model("mspcaps_t_p2", num_classes=4, img_size=(16, 20)).eval()
 
 
+@pytest.mark.slow
 def test_arrays_and_tensors_get_the_answers_of_files(colour, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (5, 24, 30, 3), dtype=np.uint8)
     for i, image in enumerate(noise):

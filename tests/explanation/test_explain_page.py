@@ -150,6 +150,7 @@ def test_the_outlined_parts_are_the_strongest_in_the_map_that_is_drawn(monkeypat
     assert [node.scale for node in two.parts()] == [1, 0]
 
 
+@pytest.mark.slow
 def test_a_line_of_the_tree_has_the_sign_of_its_number():
     torch.manual_seed(0)
     found = explain(mspcaps.create_model("mspcaps_t", num_classes=4, img_size=48), torch.rand(1, 3, 48, 48))
@@ -197,6 +198,7 @@ def links(index: Path) -> list[str]:
     return pages
 
 
+@pytest.mark.slow
 def test_the_index_of_a_folder(tmp_path, monkeypatch):
     """Odd names, a folder called like a class, a page that is gone, a picture that is explained again."""
     path, pictures, out = weights(tmp_path / "w.safetensors"), tmp_path / CLASSES[1].strip("<b>/"), tmp_path / "pages"
@@ -222,6 +224,7 @@ def test_the_index_of_a_folder(tmp_path, monkeypatch):
     assert links(index) == [one.page.name for one in (*done[2:], done[1])]
 
 
+@pytest.mark.slow
 def test_equally_named_runs_have_folders_of_their_own(tmp_path):
     Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / "a.png")
     runs = [tmp_path / model / "custom-seed0" / "last.safetensors" for model in ("mspcaps_t_dr", "mspcaps_t_scale8")]
@@ -242,6 +245,7 @@ def test_the_index_is_there_when_the_rest_is_given_up(tmp_path):
     assert len(links(tmp_path / "out" / "w" / "index.html")) == 1
 
 
+@pytest.mark.slow
 def test_a_page_gives_way_to_the_same_picture_only(tmp_path, monkeypatch, capsys):
     path, out = weights(tmp_path / "w.safetensors"), tmp_path / "pages" / "w"
     for split in ("train", "test"):
@@ -301,6 +305,7 @@ def test_words_for_the_distance():
     assert words == ["far behind", "behind", "close behind", "far behind"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_per_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = weights(tmp_path / "w.safetensors")
@@ -330,6 +335,7 @@ def test_the_command_refuses_with_a_sentence(words, offending, tmp_path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mspcaps_t_dr", "resnet20"])
 def test_the_command_explains_models_without_a_tree(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -95,6 +95,7 @@ def test_effects_are_those_of_plain_loops():
     torch.testing.assert_close(found.effects(2)[1][0], wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_few_patches_have_their_exact_shapley_values():
     """Coarse scale of one image: all 24 orders of its four patches, by hand."""

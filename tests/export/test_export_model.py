@@ -125,6 +125,7 @@ def test_the_callers_model_stays_as_it_was(tmp_path):
         torch.testing.assert_close(found, fresh.eval().float()(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [2e-5, float("nan")])
 def test_a_file_that_differs_is_not_written(model, tmp_path, monkeypatch, wrong):
     def off(content: bytes):
@@ -187,6 +188,7 @@ def test_int8(model, place, tmp_path, monkeypatch):
     assert len(held_out) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("images", "count"), [(0, 16), (20, 16), (40, 32), (10**6, 48)])
 def test_the_calibration_fits_into_memory(model, tmp_path, monkeypatch, images, count):
     """Its activations are kept: of as many images as there is room for, in whole batches, and of one batch at least."""

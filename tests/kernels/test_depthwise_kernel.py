@@ -23,6 +23,7 @@ SHAPES = [  # b, c, h, w, k: those of LaCaps, then unusual ones, including maps 
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("b", "c", "h", "w", "k"), SHAPES)
 def test_equals_the_convolution(

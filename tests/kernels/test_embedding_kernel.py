@@ -26,6 +26,7 @@ def modules(scales: list[tuple[int, int, int]]) -> list[PatchifyCaps]:
     return layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("scales", SCALES)
 def test_equals_the_module(scales: list[tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:

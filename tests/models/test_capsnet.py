@@ -36,6 +36,7 @@ def test_equals_loops_over_capsules() -> None:
     assert_same_gradients(model, x, F.one_hot(y, 3).double(), expected)
 
 
+@pytest.mark.slow
 def test_a_member_of_the_ensemble_equals_its_layers_one_by_one() -> None:
     torch.manual_seed(0)
     model = create_model("capsnet_cifar", num_classes=3, in_chans=2, img_size=(28, 7)).double().eval()
@@ -69,6 +70,7 @@ def test_a_member_of_the_ensemble_sees_neither_the_margin_nor_brightness_nor_con
     assert model(torch.full_like(x, 0.7)).isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_member_of_the_ensemble_moves_to_a_larger_image_whole(tmp_path) -> None:
     model = create_model("capsnet_cifar", num_classes=2, in_chans=1, img_size=24)
     save_weights(path := tmp_path / "w.safetensors", model)

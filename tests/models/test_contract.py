@@ -56,6 +56,7 @@ def assert_same(loaded: Model, model: Model, x: Tensor) -> None:
     torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_model_says_of_itself(name: str) -> None:
     with torch.device("meta"):
@@ -69,6 +70,7 @@ def test_what_a_model_says_of_itself(name: str) -> None:
     assert model.tensor_places().keys() <= {*params, "routing.0.w1", "routing.1.w1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 @torch.no_grad()
 def test_features_and_head_make_the_whole(name: str) -> None:
@@ -80,6 +82,7 @@ def test_features_and_head_make_the_whole(name: str) -> None:
     assert sum(t[0].numel() for t in tensors) == model.num_features
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 @torch.no_grad()
 def test_maps_and_capsules_of_each_scale_by_name(name: str) -> None:
@@ -97,6 +100,7 @@ def test_maps_and_capsules_of_each_scale_by_name(name: str) -> None:
         assert torch.equal(list(named.values())[-1], model.forward_capsules(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_loss_takes_class_numbers_and_soft_targets(name: str) -> None:
     model, x, y = small(name).eval(), images(), torch.tensor([0, 1, 3, 1])
@@ -107,6 +111,7 @@ def test_the_loss_takes_class_numbers_and_soft_targets(name: str) -> None:
     assert model.training_loss(x, y, lambda scores, y: scores.sum()) == model(x).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_without_pixels_is_refused_and_the_size_that_is_named_is_the_smallest(name: str) -> None:
     for size in ((0, 40), (40, -3)):
@@ -123,6 +128,7 @@ def test_an_image_without_pixels_is_refused_and_the_size_that_is_named_is_the_sm
 STILL = {"aa_capsnet": ("attention.query", "attention.key", "attention.value"), "idp_capsnet": ("head.bias",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_that_is_not_frozen_learns(name: str) -> None:
     torch.manual_seed(0)
@@ -135,6 +141,7 @@ def test_every_parameter_that_is_not_frozen_learns(name: str) -> None:
     assert all(g.any() or key.startswith(STILL.get(name, ())) for key, g in gradients.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_new_classifier_and_nothing_else(name: str, tmp_path: Path) -> None:
     model, x = small(name).eval(), images()
@@ -159,6 +166,7 @@ def test_a_new_classifier_and_nothing_else(name: str, tmp_path: Path) -> None:
     assert model.num_classes == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if "decoder" in model_options(name)])
 def test_other_classes_can_be_drawn_too(name: str) -> None:
     model, x, y = small(name, decoder=True).double(), images().double(), torch.tensor([4, 2, 0, 5])
@@ -189,6 +197,7 @@ def test_everything_new_comes_in_the_precision_and_mode_of_the_old() -> None:
     assert not any(m.training for m in model.modules()) and model.decoder[0].in_features == 96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "resnet18"])
 def test_checkpointing_saves_memory_and_changes_nothing_else(name: str) -> None:
     plain, y = small(name), torch.tensor([0, 1, 3, 1])
@@ -265,6 +274,7 @@ def test_bf16_drifts_little_and_leaves_the_gradient_its_direction(name: str) -> 
     assert nn.functional.cosine_similarity(full, half, dim=0) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_whole_model_can_be_in_half_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As model.bfloat16() makes it, without autocast; squash and softmax compute in fp32 all the same."""
@@ -287,6 +297,7 @@ def test_lengths_are_fp32_whatever_they_are_the_lengths_of(name: str) -> None:
         assert small(name)(images()).dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_training_step_is_a_function_of_the_seed(name: str) -> None:
     """Augmentation and dropout included, whatever else draws random numbers meanwhile."""
@@ -368,6 +379,7 @@ OPTIONS = [("mspcaps_t", {"patch": 2}), ("mspcaps_t", {"position": False}), ("ms
            ("idp_capsnet", {"iterations": 4})]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_options_survive_a_file(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, x = small(name, **options).eval(), images()
@@ -405,6 +417,7 @@ def family_members() -> list[str]:
     return sorted(kinds.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", family_members())
 def test_gradients_of_single_images(name: str, request: pytest.FixtureRequest) -> None:
     """torch.func.vmap(grad(...)) against a backward pass per image."""

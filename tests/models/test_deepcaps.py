@@ -52,6 +52,7 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
     return v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_equals_plain_layers(training: bool) -> None:
     torch.manual_seed(0)

@@ -41,6 +41,7 @@ def forward(model: nn.Module, x: Tensor, passes: int) -> tuple[Tensor, Tensor]:
     return v, (v @ model.head.weight[0]) + model.head.bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, 2, 3, 4, 5])
 def test_equals_layers_that_are_all_updated(passes: int) -> None:
     torch.manual_seed(passes)

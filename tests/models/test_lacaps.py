@@ -34,6 +34,7 @@ def trained_like(name: str = "lacaps_t", **task: object) -> Model:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOST)
 def test_parameters_keep_to_their_budget_and_know_no_image_size(name: str) -> None:
     small, large = summarize(name), summarize(name, img_size=(96, 224))
@@ -183,6 +184,7 @@ def test_hidden_wholes_have_no_vote_in_training_alone() -> None:
         torch.testing.assert_close(kept[~hidden], vote[~hidden] / 0.75)
 
 
+@pytest.mark.slow
 def test_the_tree_accounts_for_the_length_on_every_scale() -> None:
     model = trained_like(img_size=(32, 40))
     found = mspcaps.explain(model, torch.rand(2, 3, 32, 40))

@@ -152,6 +152,7 @@ def test_the_masks_are_those_of_integers_without_overflow():
         assert hash_words(torch.tensor([key]), torch.tensor(numbers)).tolist() == expected
 
 
+@pytest.mark.slow
 def test_the_compiler_draws_the_same_masks():
     layer, x = Dropout(0.3), torch.randn(4, 33)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -79,6 +79,7 @@ def test_parameters_are_exactly_those_of_the_paper(name):
     assert f"{params * 10 // unit / 10:.1f}" == PRINTED[name][:-1]
 
 
+@pytest.mark.slow
 def test_options_of_t_count_what_they_add_or_leave_out():
     """Positions of 64, 16 and 4 capsules; a decoder from 10 x 32 numbers over 512 and 1024 to 3 x 32 x 32 pixels."""
     assert count(shapes_only("mspcaps_t", position=False)) == 344_320 - (64 * 8 + 16 * 8 + 4 * 16) == 343_616

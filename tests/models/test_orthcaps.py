@@ -57,6 +57,7 @@ def routed(x: Tensor, layer: Routed) -> Tensor:
     return torch.stack(rows, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "training"),
     [("orthcaps_s", (1, 19, 21), True), ("orthcaps_s", (3, 19, 21), False), ("orthcaps_d", (3, 10, 7), True)],

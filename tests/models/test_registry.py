@@ -76,6 +76,7 @@ COUNTS = [  # sections of shared/spec/baselines_a.md and baselines_b.md; mspcaps
 STATISTICS = {"efficient_capsnet": 576, "ar_capsnet": 256}  # of BatchNorm, which others count: 162,400 for MNIST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "in_chans", "size", "options", "params"), COUNTS)
 def test_parameters_are_those_of_the_specification(name, in_chans, size, options, params):
     with torch.device("meta"):
@@ -108,6 +109,7 @@ def exact(name, model, x):
     return (model.double(), x.double()) if name.startswith("orthcaps") else (model, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_evaluation_is_repeatable_and_does_not_depend_on_the_batch(name):
     model, x = exact(name, warmed(name), torch.rand(5, 3, 32, 32))
@@ -120,6 +122,7 @@ def test_evaluation_is_repeatable_and_does_not_depend_on_the_batch(name):
     torch.testing.assert_close(backwards, together, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_channels_last_equals_contiguous(name):
     model, x = exact(name, warmed(name), torch.rand(3, 3, 32, 32))

@@ -47,6 +47,7 @@ def reference(model, x, widths, blocks_per_stage):
     return x.mean((2, 3)) @ model.head.weight.T + model.head.bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "widths", "blocks", "size"),
     [("resnet20", (16, 32, 64), 3, (13, 10)), ("resnet18", (64, 128, 256, 512), 2, (9, 16))],

@@ -33,6 +33,7 @@ def begun(path, classes, name="mspcaps_t", **task):
     return before, model, transfer(model, path, classes, "the file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_same_task_takes_everything(name, tmp_path):
     old = written(tmp_path / "w", name)
@@ -62,6 +63,7 @@ HEADS = {
          "mspcaps_t_dr": {"routing.3.w"}, "mspcaps_t_unshared": {"routing.1.w1", "routing.1.w2"}}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_other_classes_get_a_new_head_and_nothing_else(name, tmp_path):
     old = written(tmp_path / "w", name)

@@ -124,6 +124,7 @@ def made(k: int, n: int, name: str = "resnet20", size: int = 16) -> tuple[torch.
     return model, Page("t", [], found, ImageSet(images, labels, classes, "toy"), [], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "name"), [(2, "resnet20"), (3, "mspcaps_t_scale16"), (41, "resnet20"), (1000, "resnet20")]
 )
@@ -142,6 +143,7 @@ def test_pages_of_any_number_of_classes_and_any_model(k, name, tmp_path, monkeyp
     assert len(html) < 1_500_000
 
 
+@pytest.mark.slow
 def test_what_is_explained_is_the_answer_of_the_page(monkeypatch):
     """The mean over an image and its mirror image may be an answer that the model gives to neither."""
     monkeypatch.setattr(mistakes, "MAX_SECONDS", 60)

@@ -58,6 +58,7 @@ def test_every_row_of_the_paper_has_its_model_and_ensembles_have_none():
     assert {*MODELS, "resnet18", "resnet20"} <= set(list_families()), "the benchmark measures every row"
 
 
+@pytest.mark.slow
 def test_ours_stands_beside_the_printed_cell(results):
     baselines = baselines_of(results)
     (source, rows), (_, large) = baselines.tables
@@ -71,6 +72,7 @@ def test_ours_stands_beside_the_printed_cell(results):
     assert quoted[1:] == ["9.6M\\*", "–", "99.49\\*", "–", "–", "–", "90.11\\*", "–"]
 
 
+@pytest.mark.slow
 def test_only_the_epochs_may_differ_and_the_whole_recipe_comes_first(results):
     other = shortened("paper/cifar10/capsnet", 99.0, 100)
     enter(results, other)
@@ -97,6 +99,7 @@ def test_a_run_shorter_than_planned_is_listed_but_does_not_count(tmp_path):
     assert short_table(baselines_of(enter(tmp_path / "b", entry("quickstart", [1.0])).parents[3])) == ""
 
 
+@pytest.mark.slow
 def test_the_cost_in_gpu_seconds_is_that_of_runs_on_a_gpu(tmp_path):
     slow = {"seconds": {"train": 9_000.0, "per_epoch": 1.0}, "device": "x86_64 CPU, 2 threads", "precision": "fp32"}
     enter(tmp_path, entry("paper/cifar10/capsnet", [74.0], 1, **slow))
@@ -158,6 +161,7 @@ def test_of_runs_that_shared_a_gpu_the_benchmark_knows_the_cost(tmp_path):
     assert seconds(run["device"]) == pytest.approx(300 * 50_000 / 60_000) and seconds("another GPU") == 100.0
 
 
+@pytest.mark.slow
 def test_what_differs_by_more_than_two_points_needs_a_cause(results):
     baselines = baselines_of(results)
     assert baselines.unexplained == ["OrthCaps-D on CIFAR-10"]
@@ -183,6 +187,7 @@ def test_every_difference_in_the_ledger_has_been_looked_into():
         assert all(set(words[dataset]) == {"tried", "cause"} for dataset in set(words) - {"quoted"})
 
 
+@pytest.mark.slow
 def test_ten_families_are_claimed_only_when_every_row_is_there(results):
     whole = baselines_of(results)
     families = {re.sub(r"_[a-z]$", "", n.model) for n in whole.networks if not n.model.startswith("resnet")}
@@ -198,6 +203,7 @@ def opening(results: Path) -> dict:
     return values_of(read_report(ROOT / "results"), ROOT / "results") | {"baselines": baselines_of(results)}
 
 
+@pytest.mark.slow
 def test_without_a_benchmark_of_a_gpu_the_readme_claims_no_speed(results):
     assert "docs/speed.md" in render("readme_opening.md.j2", opening(results))
     assert "docs/speed.md" not in render("readme_opening.md.j2", opening(results) | {"fastest": []})

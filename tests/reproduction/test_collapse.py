@@ -130,6 +130,7 @@ def test_variants_are_in_the_picture_but_not_in_the_correlation(ledger: Path) ->
     assert xs[3] < xs[2] < xs[1] < xs[0] and ys[3] > ys[2] > ys[1] > ys[0]
 
 
+@pytest.mark.slow
 def test_without_health_there_is_no_section(tmp_path: Path) -> None:
     enter_seeds(tmp_path / "results", T, [88.6, 88.5, 88.1])
     report = read_report(tmp_path / "results")
@@ -188,6 +189,7 @@ def test_training_loss_of_shared_and_own_weights(tmp_path: Path) -> None:
     assert "0.030 ± 0.010 (n = 3)" in outcome["table"] and "89.00 ± 1.00 (n = 3)" in outcome["table"]
 
 
+@pytest.mark.slow
 def test_the_published_pages_say_by_how_much_a_figure_is_missed_and_never_that_one_is_beaten() -> None:
     written = {path.relative_to(ROOT).as_posix(): text for path, text in pages(ROOT / "results").items()}
     row = values_of(read_report(ROOT / "results"), ROOT / "results")["t"]

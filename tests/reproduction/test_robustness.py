@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mspcaps.evaluation.robustness import Caution, Curve, Point, Robustness, result_path, write_robustness
 from reproduction.pages import render
@@ -112,6 +113,7 @@ def test_pieces_of_earlier_weights_are_made_again(tmp_path: Path) -> None:
     assert attacks.read_stored(path, "1" * 64) is None and attacks.read_stored(tmp_path / "none.json", "") is None
 
 
+@pytest.mark.slow
 def test_what_a_gpu_runs_needs_no_command_line() -> None:
     """Machines with GPUs may have PyTorch and no tyro: Python calls `main` of the studies, and the sweep."""
     modules = [f"reproduction.studies.{path.stem}" for path in Path(folders[0]).glob("[!_]*.py")]

@@ -132,6 +132,7 @@ def test_the_standard_error_is_that_of_the_lowest_accuracy(ledger):
     assert binomial_error(50.0, 100) == 5.0
 
 
+@pytest.mark.slow
 def test_how_many_figures_are_near(ledger):
     enter(ledger, entry("paper/mnist/mspcaps_t", [99.0, 99.5, 99.4]))  # 0.19 below
     enter(ledger, entry("paper/cifar10/mspcaps_t_p3", [80.0, 89.0]))  # 2.66 above
@@ -194,6 +195,7 @@ def test_each_conclusion_is_summed_up_once_all_its_runs_are_there(ledger):
     assert smaller_gaps(pairs) == (3, 6), "not T's 1.80 and 7.80, nor L's 1.00"
 
 
+@pytest.mark.slow
 def test_what_the_paper_leaves_untested_has_runs_of_its_own(ledger):
     """Models with options are found by their recipes, and T's own runs do not mix with them."""
     enter_seeds(ledger, "controls/cifar10/mspcaps_t_no_position", [87.1, 87.0, 86.9])

@@ -107,6 +107,7 @@ def recorded(function: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], li
     return call, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["mspcaps_t", "resnet20"])
 def test_a_step_learns_from_the_attack_of_a_plain_loop(name: str, kind: Any) -> None:
@@ -185,6 +186,7 @@ def test_the_compiled_step_is_the_same_step(kind: Any) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(tiny_npz: Path, tmp_path: Path) -> None:
     """In the middle of an epoch, against TRADES, with an average of the weights."""
     recipe = recipe_for(tiny_npz, adversary=Adversary(kind="trades", steps=2), ema=0.9)
@@ -203,6 +205,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tiny_npz: Path, tmp_path: Path) -
     assert whole.run.curve == resumed.run.curve and len(whole.run.curve["validation"]) == 2
 
 
+@pytest.mark.slow
 def test_robust_accuracy_counts_by_hand(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, validation=20, adversary=Adversary(eps=16.0))
     trainer = Trainer(recipe, CPU, out=tmp_path, results=tmp_path)

@@ -27,6 +27,7 @@ def recipe_for(data: Path, **changes: Any) -> Recipe:
     return Recipe(**base | {"lr": 2e-3, "img_size": 16, "augment": Augmentation(2, True)} | changes)
 
 
+@pytest.mark.slow
 def test_the_average_is_that_of_a_plain_loop(tiny_npz: Path, tmp_path: Path) -> None:
     """Over weights and BatchNorm statistics, after every step, with the decay growing from 2/11."""
     states: list[dict[str, Tensor]] = []
@@ -67,6 +68,7 @@ def test_a_frozen_twin_shares_memory_and_needs_no_gradients() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_run_with_an_average_and_validation_resumes_to_the_same_bits(
     tiny_npz: Path, tmp_path: Path, epochs: int
@@ -83,6 +85,7 @@ def test_a_run_with_an_average_and_validation_resumes_to_the_same_bits(
         assert torch.equal(tensor, whole.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_the_epoch_best_on_the_validation_images_is_reported(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_check_refuses_operations_that_wait() -> None:
             work()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_and_evaluations_can_be_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the precision of a GPU; health is part of the evaluation. The first calls, which may allocate, are warm-up."""
@@ -71,6 +72,7 @@ def test_steps_and_evaluations_can_be_recorded(name: str, monkeypatch: pytest.Mo
         evaluator.count_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pgd", "trades"])
 @pytest.mark.parametrize("name", ["mspcaps_t", "resnet20"])
 def test_adversarial_steps_can_be_recorded(name: str, kind: Any) -> None:

@@ -68,6 +68,7 @@ def test_a_finished_run_of_other_images_is_refused(own_npz: Path, tmp_path: Path
     assert train(recipe, device="cpu", overwrite=True, **places).run.data_sha256 == fingerprint(own_npz)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_overwritten_takes_a_repeat_on_other_images_with_it(own_npz: Path, tmp_path: Path) -> None:
     """Reports would average the two, and `train` would ask for --overwrite forever."""
     recipe, places = quick(own_npz), {"device": "cpu", "results": tmp_path}
@@ -150,6 +151,7 @@ def test_published_sets_have_none(tmp_path: Path) -> None:
     assert fingerprint("cifar10") is None and fingerprint(tmp_path / "nothing") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.9])
 def test_flipped_bytes_of_a_checkpoint_are_noticed(place: float, tiny_npz: Path, tmp_path: Path) -> None:
     """In its progress or in any of its tensors, whose values are still valid numbers."""

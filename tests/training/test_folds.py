@@ -22,6 +22,7 @@ from mspcaps.training.recipe import list_recipes, load_recipe
 from mspcaps.training.sweep import list_sweeps, load_sweep, run_sweep
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(2, 6))
 def test_folds_are_even_in_size_and_in_every_class(labels: list[int], folds: int) -> None:
     numbers = fold_numbers(torch.tensor(labels), folds).tolist()
@@ -74,6 +75,7 @@ def test_what_cannot_be_folded_is_refused(tiny_npz: Path, tmp_path: Path) -> Non
         load_images(recipe_for(tmp_path / "few.npz", folds=5, fold=1), CPU)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_folds_and_a_grid(tiny_npz: Path, tmp_path: Path) -> None:
     """Two learning rates, two folds each: four runs, and two rows of the report with mean and deviation."""
     (tmp_path / "mine.toml").write_text(

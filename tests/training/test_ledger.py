@@ -139,6 +139,7 @@ def test_what_follows_from_the_images_is_compared_too(tiny_npz: Path, tmp_path: 
     assert find_run(tmp_path, replace(gone, img_size=None)), "the images are gone"
 
 
+@pytest.mark.slow
 def test_a_repeat_that_was_interrupted_goes_on(tiny_npz: Path, tmp_path: Path) -> None:
     """Its best weights so far are not those of the finished run."""
     recipe = recipe_for(tiny_npz, model="mspcaps_t_scale16", batch_size=16, validation=20)

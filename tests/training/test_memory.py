@@ -39,6 +39,7 @@ def test_a_run_that_cannot_fit_is_refused_and_told_the_largest_size_that_can(
         memory.check_memory(recipe, CPU, 10, 1, (side + 32, side + 32), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False])
 def test_no_image_is_resized_before_the_run_is_known_to_fit(
     own: bool, tmp_path: Path, tiny_npz: Path, monkeypatch: pytest.MonkeyPatch

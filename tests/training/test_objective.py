@@ -142,6 +142,7 @@ def test_a_teacher_adds_the_divergence_from_its_answers(student: str, teacher: s
     assert batch_loss(model, loader, 0.0, other, 0.3, 2.5).item() == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_teacher_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In eval mode, without gradients, its statistics unmoved; the student comes to answer as it does."""
     recipe = Recipe(teacher=str(teacher_file(tmp_path)), teacher_weight=1.0, lr=5e-3)
@@ -210,6 +211,7 @@ def everything(data: Path | str, teacher: Path | str, **changes: Any) -> Recipe:
     return Recipe(**base | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "nesterov": True, "balance": True}], ids=["adamw", "sgd"])
 def test_a_run_with_everything_resumes_to_the_same_bits(
     tiny_npz: Path, tmp_path: Path, changes: dict[str, Any]

@@ -95,6 +95,7 @@ def test_training_and_test_pictures_must_fit_into_half_the_memory(
     assert [type(images) for images in load_images(recipe_for(skewed), CPU)] == [kept, type(None), kept]
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     recipe = recipe_for(skewed, init=str(other), lr=1e-30, weight_decay=0.0, min_lr=0.0, epochs=1)
@@ -116,6 +117,7 @@ def test_a_run_begins_from_weights_and_says_so(skewed: Path, other: Path, tmp_pa
     assert entry["initial"]["transfer"] == line and len(entry["initial"]["sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_need_the_initial_weights(skewed: Path, other: Path, tmp_path: Path) -> None:
     recipe = recipe_for(skewed, init=str(other), balance=True)
     whole = train(recipe, device="cpu", out=tmp_path / "a", results=tmp_path / "a", log=lambda line: None)

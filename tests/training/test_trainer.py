@@ -75,6 +75,7 @@ def test_held_out_images_are_measured_on_and_never_trained_on(tiny_npz: Path, tm
         load_images(recipe_for(tiny_npz, held_out=100_000), CPU)
 
 
+@pytest.mark.slow
 def test_ledger_entry_tells_everything(finished: tuple[Recipe, Path, Run]) -> None:
     _, folder, run = finished
     path = folder.parent.parent.parent / "results" / "runs" / "bars" / "mspcaps_t" / "test-seed0.json"
@@ -187,6 +188,7 @@ def test_small_custom_pictures_are_enlarged(tiny_npz: Path, tmp_path: Path) -> N
     assert trainer.loader.images.shape[2:] == (32, 32) and trainer.recipe.img_size == 32
 
 
+@pytest.mark.slow
 def test_deadline_keeps_a_checkpoint(finished: tuple[Recipe, Path, Run], tiny_npz: Path, tmp_path: Path) -> None:
     assert Trainer(recipe_for(tiny_npz), CPU, out=tmp_path, results=tmp_path).run(deadline=0.0) is None
     assert not list(tmp_path.rglob("*.json"))
@@ -256,6 +258,7 @@ def test_a_run_that_another_process_finishes_meanwhile_is_not_trained_again(tiny
     assert train(recipe, device="cpu", out=tmp_path, results=tmp_path).run == result.run
 
 
+@pytest.mark.slow
 def test_a_sweep_expects_less_of_a_run_that_has_begun(tiny_npz: Path, tmp_path: Path) -> None:
     recipe = recipe_for(tiny_npz, epochs=2)
     train(recipe, device="cpu", out=tmp_path, results=tmp_path)
@@ -373,6 +376,7 @@ def test_nan_stops_the_run_with_a_sentence(tiny_npz: Path, tmp_path: Path) -> No
     assert not list(tmp_path.rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_sweep_skips_what_the_ledger_has_and_survives_a_failing_run(tiny_npz: Path, tmp_path: Path) -> None:
     runs = [
         recipe_for(tiny_npz, epochs=1),
@@ -427,6 +431,7 @@ def test_runs_side_by_side_start_from_the_weights_of_their_seeds(
         assert [entry.seconds.side_by_side for entry in entries] == [1, 4]
 
 
+@pytest.mark.slow
 def test_no_more_runs_at_once_than_the_device_has_room_for(
     tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_an_adversary_may_use_the_sets_own_validation_images(three_npz: Path, ti
         Trainer(quick(tiny_npz, adversary=adversary), CPU, out=tmp_path, results=tmp_path)
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_and_changes_nothing_else(three_npz: Path, tmp_path: Path) -> None:
     """The epochs are the first ones of the whole run, as many as a plain loop counts, resumed or not."""
     base = quick(three_npz, epochs=12, lr=5e-3)

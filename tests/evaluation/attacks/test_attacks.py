@@ -90,6 +90,7 @@ def test_the_checkpoints_of_apgd(steps):
     assert checkpoints(steps) == MARKS[steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "steps"), [("cross_entropy", 10), ("dlr", 100), ("cross_entropy", 100)])
 def test_apgd_against_a_loop_over_images(objective, steps):
     eps = 0.03  # most survive and go all the way
@@ -184,6 +185,7 @@ def test_constant_couplings_are_those_of_the_model(name):
     assert not torch.allclose(*slopes, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_log_odds_find_what_saturated_lengths_hide():
     model = mspcaps.load_model("mspcaps_t.fashionmnist")
     data = mspcaps.load_dataset("fashionmnist_sample", "test", 32).subset(slice(0, 40))

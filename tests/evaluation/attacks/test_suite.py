@@ -38,6 +38,7 @@ def names(found: Robustness) -> set[str]:
     return {caution.check for caution in found.cautions}
 
 
+@pytest.mark.slow
 def test_what_is_counted():
     found = mspcaps.attack(MODEL, (X, Y), [0.02, EPS], ["bim", "square-100"], batch_size=7)
     assert found.n == 60 and found.clean_accuracy == pytest.approx(100 * 59 / 60) and not found.clean[-1]
@@ -242,6 +243,7 @@ def test_an_attack_that_does_not_suit_the_model_is_refused_before_any_has_begun(
     assert begun == []
 
 
+@pytest.mark.slow
 def test_capsules_are_attacked_through_their_votes_by_default(monkeypatch):
     monkeypatch.setattr(suite, "ATTACKS", ("fgsm",))
     data = mspcaps.load_dataset("fashionmnist_sample", "test", 32)
