@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mspcaps.files import format_bytes, read_form
 from mspcaps.report.runs import Group, read_groups
 from mspcaps.training import load_recipe
 from reproduction.study_tables import NONE, with_n
@@ -17,6 +18,11 @@ FOLDER = "pictures"  # of the ledger below results/, and the name of the recipe
 COMPARED = {  # model and initial weights
     ("mspcaps_t", ""): "MSPCaps-T", ("lacaps_t", ""): "LaCaps-T", ("resnet20", ""): "ResNet-20",
     ("mspcaps_t", "mspcaps_t.cifar10"): "MSPCaps-T from `mspcaps_t.cifar10`",
+}  # fmt: skip
+WEIGHED = ("mspcaps_t", "resnet20")  # models whose memory is measured
+MEMORY = "memory.json"  # written by the study, beside the ledger
+_MEMORY = {
+    "environment": {"device": str}, "runs": [{"data": str, "img_size": int, "model": str, "peak_bytes": int}]
 }  # fmt: skip
 Setting = tuple[int, float, bool]  # epochs, peak learning rate, flips
 
@@ -30,15 +36,18 @@ def picture_values(results: Path) -> dict[str, Any]:
     tested = [group for group in measured if setting(group) == chosen]
     choice = [group for group in groups if group.first.recipe["held_out"]]
     sets = sorted({group.first.dataset for group in groups})
-    ranked = rank(choice, sets)
+    ranked, peaks = rank(choice, sets), read_peaks(folder / MEMORY)
     return {
         "single": any(group.last.n == 1 for group in tested),
         "recipe": own,
         "rows": [
-            set_row(name, size, [group for group in tested if task_of(group) == (name, size)])
+            set_row(name, size, [group for group in tested if task_of(group) == (name, size)], peaks)
             for name, size in sorted(set(map(task_of, tested)))
         ],
-        "heads": ("pictures", "trained on", "size", *COMPARED.values(), "time of one run, MSPCaps-T"),
+        "heads": (
+            "pictures", "trained on", "size", *COMPARED.values(), "time of one run, MSPCaps-T",
+            "memory, MSPCaps-T / ResNet-20",
+        ),
         "choice_rows": [
             (f"{epochs}", f"{lr:g}", "yes" if flips else "no", *(f"{value:.2f}" for value in values))
             for (epochs, lr, flips), values in ranked.items()
@@ -48,7 +57,13 @@ def picture_values(results: Path) -> dict[str, Any]:
         "errors": sorted(binomial_error(group.last.mean, group.first.recipe["held_out"]) for group in choice),
         "choice_heads": ("epochs", "peak learning rate", "flips", *sets, "mean"),
         "behind": next(iter(ranked.values()))[-1] - ranked[chosen][-1] if chosen in ranked else 0.0,
-    }
+    }  # fmt: skip
+
+
+def read_peaks(path: Path) -> dict[tuple[str, int, str], int]:
+    """-> set, size and model: the most bytes that training took."""
+    runs = read_form(path, _MEMORY, "a measurement of memory")["runs"] if path.is_file() else []
+    return {(run["data"], run["img_size"], run["model"]): run["peak_bytes"] for run in runs}
 
 
 def setting_of(recipe: Mapping[str, Any]) -> Setting:
@@ -64,12 +79,16 @@ def task_of(group: Group) -> tuple[str, int]:
     return group.first.dataset, group.first.recipe["img_size"]
 
 
-def set_row(name: str, size: int, groups: Sequence[Group]) -> tuple[str, ...]:
-    """One set at one size: the accuracy of every way of training on its test pictures."""
+def set_row(
+    name: str, size: int, groups: Sequence[Group], peaks: Mapping[tuple[str, int, str], int]
+) -> tuple[str, ...]:
+    """One set at one size: the accuracy of every way of training on its test pictures, and what training costs."""
     by_way = {(group.first.model, group.first.recipe["init"]): group for group in groups}
     cells = [with_n(by_way[way].last) if way in by_way else NONE for way in COMPARED]
     ours = by_way.get(("mspcaps_t", ""))
-    return (name, f"{groups[0].first.images:,}", f"{size}", *cells, ours.training_time if ours else NONE)
+    memory = [format_bytes(peaks[name, size, model]) for model in WEIGHED if (name, size, model) in peaks]
+    time = ours.training_time if ours else NONE
+    return (name, f"{groups[0].first.images:,}", f"{size}", *cells, time, " / ".join(memory) or NONE)
 
 
 def rank(groups: Sequence[Group], sets: Sequence[str]) -> dict[Setting, list[float]]:

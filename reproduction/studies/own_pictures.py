@@ -4,25 +4,33 @@
     python -m reproduction.studies.own_pictures pack SETS           writes runs/picture_sets/*.npz, some 20 MB
     python -m reproduction.studies.own_pictures choose              compares settings on held-out training pictures
     python -m reproduction.studies.own_pictures measure             trains by recipes/pictures.toml, and tests
+    python -m reproduction.studies.own_pictures memory              one epoch of each in a process of its own
 
-The last two take --seconds, start no run that cannot finish within them, and skip runs that the ledger results/pictures
-has; `make regenerate` then writes the tables of docs/own_data.md. `choose` never looks at the test pictures: write what
-it finds best into recipes/pictures.toml before `measure`.
+`choose` and `measure` take --seconds, start no run that cannot finish within them, and skip runs that the ledger
+results/pictures has; `make regenerate` then writes the tables of docs/own_data.md. `choose` never looks at the test
+pictures: write what it finds best into recipes/pictures.toml before `measure`.
 """
 
 import argparse
 import itertools
 import math
+import os
+import subprocess
+import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mspcaps.bench.result import environment
 from mspcaps.data import Augmentation, load_dataset
-from mspcaps.training import Recipe, choose_device, recipe_for
+from mspcaps.files import write_json
+from mspcaps.training import Recipe, choose_device, list_runs, recipe_for
 from mspcaps.training.images import MIN_SIDE
 from mspcaps.training.sweep import run_sweep
-from reproduction.own_pictures import COMPARED
+from reproduction.own_pictures import COMPARED, MEMORY, WEIGHED
 
 SETS = ("emoji", "stamps", "icons")
 PACKED, RESULTS, RUNS = Path("runs/picture_sets"), Path("results/pictures"), Path("runs")
@@ -74,9 +82,35 @@ def measured(seeds: int, img_size: int | None = None) -> list[Recipe]:
     ]
 
 
+def train_once(model: str, file: Path, img_size: int | None) -> dict[str, Any]:
+    """One epoch of training on a CPU in a process of its own: its size and the most memory that it took, with Python,
+    PyTorch, the images and the page."""
+    with tempfile.TemporaryDirectory() as place:
+        size = [] if img_size is None else ["--img-size", str(img_size)]
+        where = ["--out", f"{place}/runs", "--results", f"{place}/results", "--device", "cpu"]
+        command = ["train", "--data", str(file), "--model", model, "--epochs", "1", *size, *where]
+        process = subprocess.Popen([sys.executable, "-m", "mspcaps", *command], stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            sys.exit(f"{model} on {file} could not be trained: the message above says why")
+        (run,) = list_runs(f"{place}/results")
+    return {
+        "data": run.dataset, "img_size": run.recipe["img_size"], "model": model, "peak_bytes": 1024 * usage.ru_maxrss
+    }  # fmt: skip
+
+
+def measure_memory() -> None:
+    """Of every set, at 32 pixels and in its own size."""
+    machine, runs = environment(choose_device("cpu")), []
+    for name, img_size, model in itertools.product(SETS, (32, None), WEIGHED):
+        runs.append(train_once(model, PACKED / f"{name}.npz", img_size))
+        print(runs[-1], flush=True)
+    write_json(RESULTS / MEMORY, {"environment": machine, "runs": runs})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pack", "choose", "measure"))
+    parser.add_argument("what", choices=("pack", "choose", "measure", "memory"))
     parser.add_argument("sets", nargs="?", type=Path, help="for pack: the folder of tools.picture_sets")
     parser.add_argument("--seeds", type=int, default=3, help="for measure")
     parser.add_argument("--img-size", type=int, help="default: as `mspcaps train` takes the pictures")
@@ -88,6 +122,9 @@ def main() -> None:
         if args.sets is None:
             parser.error("name the folder of tools.picture_sets")
         pack(args.sets)
+        return
+    if args.what == "memory":
+        measure_memory()
         return
     recipes = choice(args.img_size) if args.what == "choose" else measured(args.seeds, args.img_size)
     selected = [recipe for recipe in recipes if args.only in (None, recipe.dataset)]

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from mspcaps.data import load_dataset
+from mspcaps.files import format_bytes, write_json
 from mspcaps.pages import markdown_table
 from mspcaps.training import list_runs, load_recipe
 from mspcaps.training.sweep import run_sweep
@@ -68,6 +69,15 @@ def test_from_folders_to_tables(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert means == sorted(means, reverse=True) and "| emoji" in text_of(results)
     own = next(row for row in values["choice_rows"] if row[1] == f"{quick.lr:g}")
     assert values["behind"] == pytest.approx(means[0] - float(own[-1]), abs=0.011)
+    assert values["rows"][0][-1] == "–"
+    weighed = [
+        study.train_once("mspcaps_t", study.PACKED / "emoji.npz", None),
+        {"data": "emoji", "img_size": 32, "model": "resnet20", "peak_bytes": 7_000_000},
+    ]
+    write_json(results / "pictures" / tables.MEMORY, {"environment": {"device": "a CPU"}, "runs": weighed})
+    ours, theirs = tables.picture_values(results)["rows"][0][-1].split(" / ")
+    assert weighed[0]["img_size"] == 32 and 100e6 < weighed[0]["peak_bytes"] < 20e9
+    assert ours == format_bytes(weighed[0]["peak_bytes"]) and theirs == "7.0 MB"
 
 
 def test_the_recipe_is_one_of_those_compared() -> None:
