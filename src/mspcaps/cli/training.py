@@ -177,7 +177,8 @@ def sweep(
     Args:
         file: TOML file with a list of [[runs]]: each has a recipe, optional seeds, folds and grid, and any recipe
             fields to change; or the name of a sweep that comes with mspcaps, such as baselines.
-        budget: Start no run that would not finish within this time, such as 540s, 9m or 2h.
+        budget: Time for the whole sweep, such as 540s, 9m or 2h. A run that would take longer by the ledger is not
+            started; one that the ledger cannot judge stops with a checkpoint at the end of its epoch.
         device: cpu, cuda, cuda:1 or mps; default: all GPUs if there are any.
         workers: Worker processes; default: one per GPU. On a CPU they share its cores.
         ray: Train on the Ray cluster that RAY_ADDRESS names or this machine belongs to; without one, start one here.
