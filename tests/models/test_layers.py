@@ -192,3 +192,12 @@ def test_checkpoints_count_a_batch_once() -> None:
 def test_a_single_image_without_a_batch_is_told_from_what_the_model_takes() -> None:
     with pytest.raises(MspcapsError, match=r"\w x 3 x 8 x 9 .* 3 x 8 x 9$"):
         Normalize([0.5] * 3, [0.5] * 3, (8, 9))(torch.rand(3, 8, 9))
+
+
+def test_bytes_as_floats_are_refused_and_noisy_images_are_not() -> None:
+    normalize, x = Normalize((0.5,), (0.25,)), torch.rand(2, 1, 4, 4)
+    noisy = x + 3 * torch.randn_like(x)
+    torch.testing.assert_close(normalize(noisy), 4 * noisy - 2)
+    torch.testing.assert_close(torch.func.vmap(lambda t: normalize(t[None]))(x).squeeze(1), 4 * x - 2)
+    with pytest.raises(MspcapsError, match="254"):
+        normalize(torch.full_like(x, 254.0))

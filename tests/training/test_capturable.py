@@ -41,6 +41,12 @@ class Recorded(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only images on a CPU are looked at."""
+    monkeypatch.setattr("mspcaps.models.layers.check_range", lambda x: None)
+
+
 def data(side: int) -> ImageSet:
     return Task(2, img_size=side, images=6).data()
 

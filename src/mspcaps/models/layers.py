@@ -22,6 +22,21 @@ def check_floating(x: Tensor) -> None:
         raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
 
 
+MOST = 20.0  # a pixel in [0, 1] never reaches it, not even with noise; bytes that became floats do
+
+
+def check_range(x: Tensor) -> None:
+    """Refuses bytes that were turned into floats but not divided by 255. On the CPU only: a GPU would have to wait."""
+    if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
+        return
+    try:
+        highest = float(x.detach().amax())
+    except RuntimeError:  # inside torch.func.vmap a batch has no values to look at
+        return
+    if highest > MOST:
+        raise MspcapsError(f"images run up to {highest:g}, but must lie in [0, 1]: divide bytes by 255")
+
+
 def check_labels(labels: Tensor, classes: int) -> None:
     """Refuses anything but one class number per image. Checks their range on the CPU only: a GPU would have to wait."""
     if labels.ndim != 1 or labels.is_floating_point():
@@ -45,7 +60,7 @@ def check_img_size(img_size: tuple[int, int], smallest: int = 1, why: str = "lea
 class Normalize(nn.Module):
     """(x - mean) / std per channel, as part of the model, so that attack budgets are in pixel units.
 
-    Refuses bytes, a wrong number of channels and, if `img_size` is given, images of another size.
+    Refuses bytes, also as floats, a wrong number of channels and, if `img_size` is given, images of another size.
     """
 
     mean: Tensor
@@ -65,6 +80,7 @@ class Normalize(nn.Module):
             expected = " x ".join(str(side) for side in ("N", chans, *(self.img_size or ("H", "W"))))
             actual = " x ".join(str(side) for side in x.shape)
             raise MspcapsError(f"the model takes batches of {expected} (images, channels, height, width), not {actual}")
+        check_range(x)
         return (x - self.mean) / self.std
 
 
