@@ -76,7 +76,7 @@ def saved_bytes(model: nn.Module, batch: tuple[int, ...]) -> int:
         return saved
 
     with saved_tensors_hooks(pack, lambda saved: saved):
-        model.train()(torch.empty(batch, device=next(model.parameters()).device))
+        model.train()(torch.zeros(batch, device=next(model.parameters()).device))
     return sum(storage.nbytes() for storage in storages.values())
 
 
