@@ -22,7 +22,7 @@ def check_floating(x: Tensor) -> None:
         raise MspcapsError(f"images must be floating-point numbers in [0, 1], not {x.dtype}: divide bytes by 255")
 
 
-MOST = 20.0  # a pixel in [0, 1] never reaches it, not even with noise; bytes that became floats do
+MAX_PIXEL = 20.0  # far above 1, even with noise added; bytes that became floats exceed it
 
 
 def check_range(x: Tensor) -> None:
@@ -33,7 +33,7 @@ def check_range(x: Tensor) -> None:
         highest = float(x.detach().amax())
     except RuntimeError:  # inside torch.func.vmap a batch has no values to look at
         return
-    if highest > MOST:
+    if highest > MAX_PIXEL:
         raise MspcapsError(f"images run up to {highest:g}, but must lie in [0, 1]: divide bytes by 255")
 
 
